@@ -1,0 +1,37 @@
+//! Linear layers with weights as Hugging Face stores them, `[N, K]` (out, in).
+
+use crate::{Device, Tensor};
+
+/// What is added to a product before it is stored.
+pub enum Epilogue<'a, B: Device> {
+    /// Nothing.
+    None,
+    /// A vector `[N]`, activation dtype.
+    Bias(&'a Tensor<B>),
+    /// A matrix `[T, N]`, activation dtype; may be the output itself.
+    Residual(&'a Tensor<B>),
+}
+
+/// Whether a result replaces or is added to what the output holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// The output's old content is not read.
+    Overwrite,
+    /// The result is added to the output.
+    Accumulate,
+}
+
+/// Products of activations and weights; sums in f32.
+pub trait LinearOps: Device {
+    /// `y = x · wᵀ + epilogue`: `y` `[T, N]` overwritten, `x` `[T, K]`, `w` `[N, K]`, all activations.
+    fn linear_forward(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Tensor<Self>, epilogue: Epilogue<'_, Self>);
+
+    /// `dx = dy · w` or `dx += dy · w`: `dx` `[T, K]`, `dy` `[T, N]`, `w` `[N, K]`, all activations.
+    fn linear_backward_input(&self, dx: &mut Tensor<Self>, dy: &Tensor<Self>, w: &Tensor<Self>, write: Write);
+
+    /// `dw += dyᵀ · x`: **accumulates** into `[N, K]` f32 from `dy` `[T, N]` and `x` `[T, K]`.
+    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>);
+
+    /// `dbias += Σ_t dy[t]`: **accumulates** into `[N]` f32 from `[T, N]`, deterministically.
+    fn linear_backward_bias(&self, dbias: &mut Tensor<Self>, dy: &Tensor<Self>);
+}

@@ -1,0 +1,8 @@
+//! OOMB trains large language models on contexts of a million tokens and more on one GPU.
+//!
+//! Imports run one way: `main -> train -> schedule -> {model, kv} -> oomb_device`. `plan` reads configurations and page
+//! sizes only; `model` and `kv` do not know each other.
+#![forbid(unsafe_code)]
+
+pub mod data;
+pub mod model;

@@ -1,0 +1,5 @@
+//! The transformer: configuration, weights, and one layer's forward and backward. It must not know where pages are
+//! stored, nor in which order chunks are visited.
+
+pub mod config;
+pub mod params;
