@@ -4,5 +4,6 @@
 //! sizes only; `model` and `kv` do not know each other.
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod data;
 pub mod model;

@@ -1,0 +1,269 @@
+//! The configuration file: its settings with their units, defaults and reasons, and the checks between them. It must not
+//! know what a setting does: it turns text into values that are complete and consistent, or says what is wrong.
+//!
+//! Paths are relative to the folder in which `oomb` is started.
+
+mod check;
+mod choices;
+mod error;
+mod read;
+mod size;
+mod write;
+
+pub use choices::{
+    ComputeDtype, DeviceChoice, GradDtype, Keep, LrSchedule, ModelSource, OptimizerName, Selection, TokenizerSource,
+};
+pub use error::{Error, Result};
+pub use read::nearest;
+pub use size::{format_bytes, format_count, parse_bytes, parse_tokens};
+
+use read::{Bytes, Document, OrAuto, Paths, Section, Tokens};
+use std::path::{Path, PathBuf};
+
+/// All settings of a run, complete and consistent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// `[model]`
+    pub model: ModelSettings,
+    /// `[data]`
+    pub data: DataSettings,
+    /// `[schedule]`
+    pub schedule: ScheduleSettings,
+    /// `[kv]`
+    pub kv: KvSettings,
+    /// `[optimizer]`
+    pub optimizer: OptimizerSettings,
+    /// `[run]`
+    pub run: RunSettings,
+}
+
+/// `[model]`: which weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSettings {
+    /// `preset = "tiny"` (a built-in shape with random weights drawn from `run.seed`) or `path = "folder"` (a Hugging Face
+    /// checkpoint). Exactly one; no default, because nothing else says what to train.
+    pub source: ModelSource,
+    /// `rope_scaling = { rope_type = "yarn", factor = 4.0, … }`: replaces the checkpoint's own, in Hugging Face form.
+    /// Default: the checkpoint's. For contexts longer than the model was trained on.
+    pub rope_scaling: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+/// `[data]`: what to train on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataSettings {
+    /// A folder made by `oomb prepare`, or text files (or a folder of `.txt` files), prepared on first use. No default.
+    pub train: Vec<PathBuf>,
+    /// The same, for the validation loss. Default: none, then nothing is validated.
+    pub validation: Option<Vec<PathBuf>>,
+    /// S, in tokens, at least 2. No default: it is what the run is about.
+    pub sequence_tokens: usize,
+    /// `"bytes"`, a `tokenizer.json`, or a checkpoint folder that has one. Needed for text files only; with a prepared
+    /// folder it must be the tokenizer that made it.
+    pub tokenizer: Option<TokenizerSource>,
+    /// Sequences per optimizer step, one after the other. Default 1: a long sequence is batch enough. The loss is the mean
+    /// over all labels of the step.
+    pub sequences_per_step: usize,
+}
+
+/// `[schedule]`: how a sequence is cut and what is kept of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScheduleSettings {
+    /// T, in tokens, a multiple of `kv.page_tokens`. Default 8192: large enough to keep a GPU busy and to hide page
+    /// transfers, small enough that one chunk's activations are a few GiB.
+    pub chunk_tokens: usize,
+    /// What pass 2 keeps of a chunk's forward for its own backward. Default `auto`: as much as fits.
+    pub keep: Keep,
+    /// Tokens per tile of head and loss. Default `auto` (`None`): chosen by the plan, so that a tile of logits stays small.
+    pub loss_tile_tokens: Option<usize>,
+}
+
+/// `[kv]`: the page store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvSettings {
+    /// P, in tokens. Default 128: a tile of the attention kernels.
+    pub page_tokens: usize,
+    /// Which pages a query attends to. Default `all`: exact dense attention.
+    pub selection: Selection,
+    /// How gradients of pages are stored. Default `f32`; `bf16` halves them, with stochastic rounding.
+    pub grad_dtype: GradDtype,
+    /// Device bytes for pages and their gradients; the rest is in host memory. Default `auto` (`None`): what the device has
+    /// left.
+    pub device_budget_bytes: Option<u64>,
+    /// Consecutive pages moved together. Default `auto` (`None`): one chunk's pages.
+    pub group_pages: Option<usize>,
+    /// Groups fetched ahead of the one in use. Default 2: one arriving while one waits. 0 fetches on demand.
+    pub prefetch_groups: usize,
+}
+
+/// `[optimizer]`
+#[derive(Debug, Clone, PartialEq)]
+pub struct OptimizerSettings {
+    /// `"adamw"`, the only one.
+    pub name: OptimizerName,
+    /// Peak learning rate per step. Default 3e-4.
+    pub lr: f64,
+    /// Decay of the two moments, each in `0 ..< 1`. Default `[0.9, 0.95]`, customary for language models.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment. Default 1e-8.
+    pub eps: f64,
+    /// Decoupled decay per unit of learning rate. Default 0.1, customary for language models.
+    pub weight_decay: f64,
+    /// Default `false`: norms and biases are not decayed, decay would pull them to 0.
+    pub decay_norms_and_biases: bool,
+    /// Largest global norm of the gradient; `"off"` (`None`) does not clip. Default 1.0.
+    pub clip_norm: Option<f64>,
+    /// Course of the learning rate after warm-up, down to `min_lr` at the last step. Default `cosine`.
+    pub schedule: LrSchedule,
+    /// Steps over which the rate rises linearly from 0, at most `run.steps`. Default 0.
+    pub warmup_steps: usize,
+    /// Learning rate at the last step, at most `lr`. Default 0; of no meaning, and refused, with `schedule = "constant"`.
+    pub min_lr: f64,
+}
+
+/// `[run]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunSettings {
+    /// The run's folder; must not exist or be empty. No default: nothing is written where it was not asked for.
+    pub out: PathBuf,
+    /// Optimizer steps, at least 1. No default.
+    pub steps: usize,
+    /// Seed of weights, order of the data and stochastic rounding. Default 0.
+    pub seed: u64,
+    /// `"auto"` (a GPU if there is one), `"cpu"`, `"cuda:0"`. Default `auto`.
+    pub device: DeviceChoice,
+    /// How weights, activations and pages are stored. Default `auto`: bf16 on a GPU, f32 on the CPU. `bf16` on the CPU
+    /// rounds wherever a GPU would, in f32 storage.
+    pub compute_dtype: ComputeDtype,
+    /// CPU threads. Default `auto` (`None`): all cores.
+    pub threads: Option<usize>,
+    /// Steps between two lines of progress where output is piped; `metrics.jsonl` has every step. Default 1.
+    pub log_every: usize,
+    /// Steps between two validation losses. Default 100 where there is validation data; refused where there is none.
+    pub validate_every: usize,
+    /// Sequences per validation, from the start of the validation data. Default 8; refused without validation data.
+    pub validation_sequences: usize,
+}
+
+impl Config {
+    /// Reads a configuration file and applies the overrides (`section.key=value`).
+    ///
+    /// # Errors
+    /// Whatever is wrong with either: the file, the key, what was wanted and what was there.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+        Self::parse(&text, &path.display().to_string(), overrides)
+    }
+
+    /// The same from text; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
+        let document = Document::parse(text, origin, overrides)?;
+        let data = read_data(&document.section("data"))?;
+        let config = Self {
+            model: read_model(&document)?,
+            schedule: read_schedule(&document.section("schedule"))?,
+            kv: read_kv(&document.section("kv"))?,
+            optimizer: read_optimizer(&document)?,
+            run: read_run(&document, data.validation.is_some())?,
+            data,
+        };
+        config.check(&document)?;
+        Ok(config)
+    }
+}
+
+fn read_model(document: &Document) -> Result<ModelSettings> {
+    let section = document.section("model");
+    let (preset, path) = (section.optional::<String>("preset")?, section.optional::<PathBuf>("path")?);
+    let source = match (preset, path) {
+        (Some(preset), None) => ModelSource::Preset(preset),
+        (None, Some(path)) => ModelSource::Path(path),
+        (None, None) => {
+            return Err(document.invalid("model", "needs either preset = \"tiny\" or path = \"folder of a checkpoint\""));
+        }
+        (Some(_), Some(_)) => return Err(document.invalid("model", "has both preset and path: remove one")),
+    };
+    let rope_scaling = match section.optional::<toml::Table>("rope_scaling")? {
+        Some(table) => match serde_json::to_value(table) {
+            Ok(serde_json::Value::Object(map)) => Some(map),
+            _ => return Err(document.invalid("model.rope_scaling", "holds a value that JSON does not have")),
+        },
+        None => None,
+    };
+    Ok(ModelSettings { source, rope_scaling })
+}
+
+fn read_data(section: &Section<'_>) -> Result<DataSettings> {
+    Ok(DataSettings {
+        train: section.required::<Paths>("train", "name a folder made by `oomb prepare`, or text files")?.0,
+        validation: section.optional::<Paths>("validation")?.map(|paths| paths.0),
+        sequence_tokens: section.required::<Tokens>("sequence_tokens", "for example sequence_tokens = \"32K\"")?.0,
+        tokenizer: section.optional("tokenizer")?,
+        sequences_per_step: section.or("sequences_per_step", 1)?,
+    })
+}
+
+fn read_schedule(section: &Section<'_>) -> Result<ScheduleSettings> {
+    Ok(ScheduleSettings {
+        chunk_tokens: section.or("chunk_tokens", Tokens(8192))?.0,
+        keep: section.or("keep", Keep::Auto)?,
+        loss_tile_tokens: section.or("loss_tile_tokens", OrAuto::<Tokens>(None))?.0.map(|tokens| tokens.0),
+    })
+}
+
+fn read_kv(section: &Section<'_>) -> Result<KvSettings> {
+    Ok(KvSettings {
+        page_tokens: section.or("page_tokens", Tokens(128))?.0,
+        selection: section.or("selection", Selection::All)?,
+        grad_dtype: section.or("grad_dtype", GradDtype::F32)?,
+        device_budget_bytes: section.or("device_budget", OrAuto::<Bytes>(None))?.0.map(|bytes| bytes.0),
+        group_pages: section.or("group_pages", OrAuto::<usize>(None))?.0,
+        prefetch_groups: section.or("prefetch_groups", 2)?,
+    })
+}
+
+fn read_optimizer(document: &Document) -> Result<OptimizerSettings> {
+    let section = document.section("optimizer");
+    let schedule = section.or("schedule", LrSchedule::Cosine)?;
+    let min_lr = section.optional::<f64>("min_lr")?;
+    if schedule == LrSchedule::Constant && min_lr.is_some() {
+        return Err(document.invalid("optimizer.min_lr", "has no effect with schedule = \"constant\": remove one"));
+    }
+    Ok(OptimizerSettings {
+        name: section.or("name", OptimizerName::AdamW)?,
+        lr: section.or("lr", 3e-4)?,
+        betas: section.or("betas", (0.9, 0.95))?,
+        eps: section.or("eps", 1e-8)?,
+        weight_decay: section.or("weight_decay", 0.1)?,
+        decay_norms_and_biases: section.or("decay_norms_and_biases", false)?,
+        clip_norm: section.or("clip_norm", choices::ClipNorm(Some(1.0)))?.0,
+        schedule,
+        warmup_steps: section.or("warmup_steps", 0)?,
+        min_lr: min_lr.unwrap_or(0.0),
+    })
+}
+
+fn read_run(document: &Document, validates: bool) -> Result<RunSettings> {
+    let section = document.section("run");
+    let validate_every = section.optional("validate_every")?;
+    let validation_sequences = section.optional("validation_sequences")?;
+    for (key, given) in [("validate_every", validate_every), ("validation_sequences", validation_sequences)] {
+        if given.is_some() && !validates {
+            let problem = "is set, but there is no validation data: set data.validation or remove it";
+            return Err(document.invalid(&format!("run.{key}"), problem));
+        }
+    }
+    Ok(RunSettings {
+        out: section.required("out", "name the run's folder, for example out = \"runs/first\"")?,
+        steps: section.required("steps", "for example steps = 100")?,
+        seed: section.or("seed", 0)?,
+        device: section.or("device", DeviceChoice::Auto)?,
+        compute_dtype: section.or("compute_dtype", ComputeDtype::Auto)?,
+        threads: section.or("threads", OrAuto::<usize>(None))?.0,
+        log_every: section.or("log_every", 1)?,
+        validate_every: validate_every.unwrap_or(100),
+        validation_sequences: validation_sequences.unwrap_or(8),
+    })
+}
