@@ -6,9 +6,16 @@
 mod args;
 mod buffer;
 mod device;
+mod embed;
+mod linear;
+mod loss;
+mod mlp;
+mod norm;
+mod optim;
 mod parallel;
 mod product;
 mod real;
+mod rope;
 mod stream;
 
 pub use buffer::{Buffer, HostBuffer};

@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Exactly(DType),
     /// f32 or bf16.
     F32OrBf16,
+    /// Any float.
+    Float,
 }
 
 /// One call of an op: checks its arguments, then enqueues its work.
@@ -110,6 +112,7 @@ impl Op<'_> {
         let dtype_fits = match kind {
             Kind::Activation => tensor.dtype() == compute,
             Kind::Exactly(dtype) => tensor.dtype() == dtype,
+            Kind::Float => tensor.dtype().is_float(),
             Kind::F32OrBf16 => matches!(tensor.dtype(), DType::F32 | DType::Bf16),
         };
         self.require(dtype_fits && tensor.shape() == shape, || {

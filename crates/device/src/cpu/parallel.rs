@@ -18,12 +18,16 @@ pub(super) fn task_rows(width: usize) -> usize {
 
 /// Calls `body(first row, rows)` for runs of whole rows of `data`, in parallel.
 pub(super) fn for_rows<T: Send>(data: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync) {
-    let rows = task_rows(width);
+    for_runs(data, width, task_rows(width), body);
+}
+
+/// The same with `rows` rows in a run: where the work of a row is not its width.
+pub(super) fn for_runs<T: Send>(data: &mut [T], width: usize, rows: usize, body: impl Fn(usize, &mut [T]) + Sync) {
     let task = |(index, run): (usize, &mut [T])| {
         vectorised(
             #[inline(always)]
             || body(index * rows, run),
-        )
+        );
     };
     if data.len() <= rows * width {
         // One task: not worth waking anyone.
@@ -32,6 +36,70 @@ pub(super) fn for_rows<T: Send>(data: &mut [T], width: usize, body: impl Fn(usiz
         }
     } else {
         data.par_chunks_mut(rows * width).enumerate().for_each(task);
+    }
+}
+
+/// Calls `body(first row, rows of a, rows of b)` for runs of rows of two arrays, in parallel.
+pub(super) fn for_rows2<T: Send>(
+    (a, width_a): (&mut [T], usize),
+    (b, width_b): (&mut [T], usize),
+    body: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+) {
+    let rows = task_rows(width_a.max(width_b));
+    let task = |(index, (a, b)): (usize, (&mut [T], &mut [T]))| {
+        vectorised(
+            #[inline(always)]
+            || body(index * rows, a, b),
+        );
+    };
+    a.par_chunks_mut(rows * width_a).zip(b.par_chunks_mut(rows * width_b)).enumerate().for_each(task);
+}
+
+/// Calls `body(first row, rows, partial)` for runs of rows, in parallel, and adds the partial sums to `total` in the
+/// order of the runs. Each partial starts from zero.
+pub(super) fn for_rows_summing<R: Float>(
+    data: &mut [R],
+    width: usize,
+    total: &mut [R],
+    body: impl Fn(usize, &mut [R], &mut [R]) + Sync,
+) {
+    let (rows, sums) = (task_rows(width), total.len());
+    let task = |(index, run): (usize, &mut [R])| {
+        let mut partial = vec![R::ZERO; sums];
+        vectorised(
+            #[inline(always)]
+            || body(index * rows, run, &mut partial),
+        );
+        partial
+    };
+    let partials: Vec<Vec<R>> = data.par_chunks_mut(rows * width).enumerate().map(task).collect();
+    add_in_order(total, &partials);
+}
+
+/// Adds every row of `data` to `total`, in runs whose partial sums are added in order.
+pub(super) fn add_rows<R: Float>(total: &mut [R], data: &[R]) {
+    let width = total.len();
+    let task = |run: &[R]| {
+        let mut partial = vec![R::ZERO; width];
+        vectorised(
+            #[inline(always)]
+            || run.chunks_exact(width).for_each(|row| add(&mut partial, row)),
+        );
+        partial
+    };
+    let partials: Vec<Vec<R>> = data.par_chunks(task_rows(width) * width).map(task).collect();
+    add_in_order(total, &partials);
+}
+
+fn add_in_order<R: Float>(total: &mut [R], partials: &[Vec<R>]) {
+    partials.iter().for_each(|partial| add(total, partial));
+}
+
+/// `total += term`, element by element.
+#[inline(always)]
+pub(super) fn add<R: Float>(total: &mut [R], term: &[R]) {
+    for (total, &term) in total.iter_mut().zip(term) {
+        *total += term;
     }
 }
 
@@ -64,18 +132,16 @@ pub(super) fn vectorised<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// `Σ f(a, b)` over two rows in a fixed order that vectorises.
+/// `Σ f(a, b, c)` over three rows in a fixed order that vectorises; the sum has the type of the terms.
 #[inline(always)]
-pub(super) fn sum2<R: Float>(a: &[R], b: &[R], f: impl Fn(R, R) -> R) -> R {
-    let mut lanes = [R::ZERO; LANES];
-    let (chunks_a, chunks_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let mut rest = R::ZERO;
-    for (&x, &y) in chunks_a.remainder().iter().zip(chunks_b.remainder()) {
-        rest += f(x, y);
-    }
-    for (x, y) in chunks_a.zip(chunks_b) {
+pub(super) fn sum3<R: Float, S: Float>(a: &[R], b: &[R], c: &[R], f: impl Fn(R, R, R) -> S) -> S {
+    let mut lanes = [S::ZERO; LANES];
+    let (a, b, c) = (a.chunks_exact(LANES), b.chunks_exact(LANES), c.chunks_exact(LANES));
+    let rest = a.remainder().iter().zip(b.remainder()).zip(c.remainder());
+    let rest = rest.map(|((&a, &b), &c)| f(a, b, c)).sum();
+    for ((a, b), c) in a.zip(b).zip(c) {
         for lane in 0..LANES {
-            lanes[lane] += f(x[lane], y[lane]);
+            lanes[lane] += f(a[lane], b[lane], c[lane]);
         }
     }
     fold(lanes, rest, |x, y| x + y)
@@ -83,12 +149,13 @@ pub(super) fn sum2<R: Float>(a: &[R], b: &[R], f: impl Fn(R, R) -> R) -> R {
 
 /// `Σ f(a)` over a row in a fixed order that vectorises.
 #[inline(always)]
-pub(super) fn sum<R: Float>(a: &[R], f: impl Fn(R) -> R) -> R {
-    sum2(
+pub(super) fn sum<R: Float, S: Float>(a: &[R], f: impl Fn(R) -> S) -> S {
+    sum3(
+        a,
         a,
         a,
         #[inline(always)]
-        |x, _| f(x),
+        |x, _, _| f(x),
     )
 }
 
