@@ -66,14 +66,15 @@ pub(super) struct Request<'a> {
 impl Memory {
     fn new(request: &Request<'_>) -> Result<Self> {
         let Request { tier, bytes, limit, ledger, poison } = *request;
-        let before = ledger.0.fetch_add(bytes, Ordering::Relaxed);
+        let fits = |allocated: u64| allocated.checked_add(bytes).filter(|&sum| limit.is_none_or(|limit| sum <= limit));
+        let before = ledger.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|allocated| {
+            let most = limit.unwrap_or(u64::MAX);
+            Error::out_of_memory(tier, bytes, allocated, format!("the device is limited to {most} bytes"))
+        })?;
         let refuse = |detail: String| {
             ledger.0.fetch_sub(bytes, Ordering::Relaxed);
             Error::out_of_memory(tier, bytes, before, detail)
         };
-        if let Some(limit) = limit.filter(|&limit| before.saturating_add(bytes) > limit) {
-            return Err(refuse(format!("the device is limited to {limit} bytes")));
-        }
         let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size, ALIGN).ok());
         let Some(layout) = layout else {
             return Err(refuse("more than the address space holds".to_owned()));
