@@ -1,4 +1,24 @@
-//! From documents to sequences with labels. It must not know models or the schedule.
+//! From documents to sequences with labels: tokenizers, prepared token shards, windows over them and their order. It must
+//! not know models or the schedule.
+
+mod dataset;
+mod error;
+mod order;
+mod pieces;
+mod prepare;
+mod source;
+mod tokenizer;
+mod windows;
+
+pub use dataset::{Dataset, Document, Index, Shard};
+pub use error::{Error, Result};
+pub use order::{Cursor, Order};
+pub use prepare::{Advance, Existing, PrepareRequest, Prepared, prepare};
+pub use source::{Source, open_source};
+pub use tokenizer::{Tokenizer, TokenizerIdentity};
+pub use windows::Windows;
+
+use oomb_device::ops::loss::IGNORE;
 
 /// One training example of S tokens, in the form the schedule reads: four arrays of S numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,4 +33,32 @@ pub struct Sequence {
     /// First visible position of each token, as an index into this sequence: the document's first token. A window moves
     /// it later.
     pub first: Vec<u32>,
+}
+
+impl Sequence {
+    /// Packs documents: `ids` are their tokens one after the other, `starts` the indices at which one begins, ascending.
+    /// A document that began before this sequence starts anew at index 0.
+    ///
+    /// # Panics
+    /// If a start is not below `ids.len()`, or the sequence is longer than u32 counts.
+    pub fn packed(ids: Vec<u32>, starts: &[usize]) -> Self {
+        let num_tokens = u32::try_from(ids.len()).expect("a sequence has fewer than 2^32 tokens");
+        let mut first = vec![0; ids.len()];
+        for (index, &start) in starts.iter().enumerate() {
+            let end = starts.get(index + 1).copied().unwrap_or(ids.len());
+            first[start..end].fill(start as u32);
+        }
+        let positions = (0..num_tokens).zip(&first).map(|(t, &start)| t - start).collect();
+        let mut labels: Vec<u32> = ids.iter().skip(1).copied().chain([IGNORE]).collect();
+        labels.truncate(ids.len());
+        for &start in starts.iter().filter(|&&start| start > 0) {
+            labels[start - 1] = IGNORE;
+        }
+        Self { ids, labels, positions, first }
+    }
+
+    /// Number of labels that count in the loss.
+    pub fn num_labels(&self) -> usize {
+        self.labels.iter().filter(|&&label| label != IGNORE).count()
+    }
 }

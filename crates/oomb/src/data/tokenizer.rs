@@ -1,0 +1,130 @@
+//! Text to token ids: bytes, or a Hugging Face `tokenizer.json`. It must not know files of text or shards.
+
+use super::error::{Error, Result};
+use crate::config::TokenizerSource;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Which tokenizer made a dataset: enough to tell two apart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TokenizerIdentity {
+    /// Each byte is a token.
+    Bytes,
+    /// A `tokenizer.json`.
+    HuggingFace {
+        /// CRC-32 of the file.
+        crc32: u32,
+        /// Length of the file.
+        file_bytes: u64,
+    },
+}
+
+impl fmt::Display for TokenizerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes => f.write_str("the byte tokenizer"),
+            Self::HuggingFace { crc32, file_bytes } => write!(f, "a tokenizer.json of {file_bytes} bytes (CRC {crc32:08x})"),
+        }
+    }
+}
+
+/// A tokenizer that adds no special tokens.
+pub struct Tokenizer {
+    kind: Kind,
+    identity: TokenizerIdentity,
+}
+
+enum Kind {
+    Bytes,
+    HuggingFace { path: PathBuf, inner: Box<tokenizers::Tokenizer>, vocab_size: usize },
+}
+
+impl Tokenizer {
+    /// Loads the tokenizer that a configuration names.
+    ///
+    /// # Errors
+    /// If the file is missing, or is not a tokenizer.
+    pub fn load(source: &TokenizerSource) -> Result<Self> {
+        let given = match source {
+            TokenizerSource::Bytes => return Ok(Self { kind: Kind::Bytes, identity: TokenizerIdentity::Bytes }),
+            TokenizerSource::Path(path) => path,
+        };
+        let path = if given.is_dir() { given.join("tokenizer.json") } else { given.clone() };
+        let wrong = |detail: String| Error::Tokenizer { path: path.clone(), detail };
+        let content = std::fs::read(&path).map_err(|e| wrong(format!("cannot read it: {e}")))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&content).map_err(|e| wrong(format!("not a tokenizer.json: {e}")))?;
+        inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        inner.with_padding(None);
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let identity = TokenizerIdentity::HuggingFace { crc32: crc32fast::hash(&content), file_bytes: content.len() as u64 };
+        Ok(Self { kind: Kind::HuggingFace { path, inner: Box::new(inner), vocab_size }, identity })
+    }
+
+    /// What tells it from another.
+    pub fn identity(&self) -> &TokenizerIdentity {
+        &self.identity
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        match &self.kind {
+            Kind::Bytes => 256,
+            Kind::HuggingFace { vocab_size, .. } => *vocab_size,
+        }
+    }
+
+    /// The `tokenizer.json`, where there is one.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::HuggingFace { path, .. } => Some(path),
+        }
+    }
+
+    /// The token ids of `text`, without special tokens at its ends.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::HuggingFace { path, inner, .. } => {
+                let encoded = inner.encode_fast(text, false).map_err(|e| refused(path, &e.to_string()))?;
+                Ok(encoded.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The same for several texts at once, on all cores.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_all(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>> {
+        match &self.kind {
+            Kind::Bytes => texts.iter().map(|text| self.encode(text)).collect(),
+            Kind::HuggingFace { path, inner, .. } => {
+                let encoded = inner.encode_batch_fast(texts.to_vec(), false).map_err(|e| refused(path, &e.to_string()))?;
+                Ok(encoded.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
+            }
+        }
+    }
+
+    /// Whether a text may be cut between `left` and `right` without changing a token: shown by tokenising both ways.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub(super) fn splits_between(&self, left: &str, right: &str) -> Result<bool> {
+        if matches!(self.kind, Kind::Bytes) {
+            return Ok(true);
+        }
+        let mut apart = self.encode(left)?;
+        apart.extend(self.encode(right)?);
+        Ok(apart == self.encode(&format!("{left}{right}"))?)
+    }
+}
+
+fn refused(path: &Path, detail: &str) -> Error {
+    Error::Tokenizer { path: path.to_path_buf(), detail: format!("cannot encode the text: {detail}") }
+}
