@@ -185,3 +185,50 @@ fn fold<R: Float>(mut lanes: [R; LANES], rest: R, f: impl Fn(R, R) -> R) -> R {
     }
     f(lanes[0], rest)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::product::{Mat, MatMut, Threads, gemm};
+    use super::*;
+
+    /// Runs `f` with as many threads.
+    fn with_threads<T: Send>(num_threads: usize, f: impl FnOnce() -> T + Send) -> T {
+        rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap().install(f)
+    }
+
+    fn wave(len: usize) -> Vec<f32> {
+        (0..len).map(|i| (i as f32 * 0.7).sin()).collect()
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let results = [1, 2, 3, 7].map(|num_threads| {
+            with_threads(num_threads, || {
+                let mut columns = vec![0.5f32; 300];
+                add_rows(&mut columns, &wave(300 * 1001));
+                let (mut rows, mut total) = (wave(300 * 1001), vec![0.25f32; 300]);
+                for_rows_summing(&mut rows, 300, &mut total, |first, rows, partial| {
+                    for row in rows.chunks_exact_mut(300) {
+                        row[0] += first as f32;
+                        add(partial, row);
+                    }
+                });
+                let (a, b, mut c) = (wave(301 * 999), wave(999 * 257), wave(301 * 257));
+                let product = (Mat::new(&a, 999, 301).t(), Mat::new(&b, 257, 999).t());
+                gemm(MatMut::new(&mut c, 301, 257), 1.0, 1.0, product.0, product.1, Threads::All);
+                (columns, rows, total, c)
+            })
+        });
+        assert!(results.iter().all(|result| *result == results[0]));
+    }
+
+    #[test]
+    fn sums_and_maxima_take_every_element() {
+        for len in [0, 1, 15, 16, 17, 100] {
+            let x: Vec<f64> = (0..len).map(|i| f64::from((i * 7) % 101)).collect();
+            assert_eq!(sum::<f64, f64>(&x, |x| x), x.iter().sum::<f64>());
+            assert_eq!(sum3::<f64, f64>(&x, &x, &x, |a, b, c| a * b * c), x.iter().map(|x| x.powi(3)).sum::<f64>());
+            assert_eq!(largest(&x), x.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        }
+    }
+}

@@ -68,9 +68,9 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// In (-1, 1), each exactly a bf16 so that every device starts from the same numbers.
+    /// Within (-1, 1), ends excluded after rounding too; each exactly a bf16 so that every device starts from the same numbers.
     pub fn values(&mut self, len: usize) -> Vec<f64> {
-        let mut value = || bf16::from_f32((self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).to_f64();
+        let mut value = || bf16::from_f32(0.99 * ((self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0)).to_f64();
         (0..len).map(|_| value()).collect()
     }
 }
