@@ -6,4 +6,6 @@
 
 pub mod config;
 pub mod data;
+pub mod metrics;
 pub mod model;
+pub mod run_folder;

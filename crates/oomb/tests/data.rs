@@ -187,7 +187,7 @@ fn not_utf8_names_file_and_offset() {
     content.extend(b" et la suite");
     fs::write(&path, &content).unwrap();
     let out = folder.path().join("out");
-    insta::assert_snapshot!(message(prepare_bytes(&[path.clone()], &out), folder.path()), @"DIR/latin1.txt is not UTF-8 text: byte 400000 is 0xe9; convert it, or leave it out");
+    insta::assert_snapshot!(message(prepare_bytes(std::slice::from_ref(&path), &out), folder.path()), @"DIR/latin1.txt is not UTF-8 text: byte 400000 is 0xe9; convert it, or leave it out");
     fs::write(&path, &content[..400_001]).unwrap();
     insta::assert_snapshot!(message(prepare_bytes(&[path], &out), folder.path()), @"DIR/latin1.txt is not UTF-8 text: byte 400000 is 0xe9; convert it, or leave it out");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");

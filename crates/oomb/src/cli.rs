@@ -1,0 +1,39 @@
+//! Commands and their arguments. Each module holds one command; they must not know each other.
+
+mod prepare;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Train large language models on contexts of a million tokens and more on one GPU.
+#[derive(Parser)]
+#[command(name = "oomb", version, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Prepare(prepare::Args),
+}
+
+/// Runs a command.
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Prepare(args) => prepare::run(&args),
+    }
+}
+
+/// An error with its causes, one below the other; a cause that the line above already tells is left out.
+pub(crate) fn readable(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(&format!("\n  because: {}", cause.replace('\n', "\n  ")));
+        }
+    }
+    text
+}
