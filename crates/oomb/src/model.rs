@@ -2,4 +2,7 @@
 //! stored, nor in which order chunks are visited.
 
 pub mod config;
+pub mod families;
 pub mod params;
+pub mod presets;
+pub mod rope;
