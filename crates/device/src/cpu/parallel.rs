@@ -29,11 +29,9 @@ pub(super) fn for_runs<T: Send>(data: &mut [T], width: usize, rows: usize, body:
             || body(index * rows, run),
         );
     };
+    // One task is not worth waking anyone, here and below.
     if data.len() <= rows * width {
-        // One task: not worth waking anyone.
-        if !data.is_empty() {
-            task((0, data));
-        }
+        task((0, data));
     } else {
         data.par_chunks_mut(rows * width).enumerate().for_each(task);
     }
@@ -52,7 +50,11 @@ pub(super) fn for_rows2<T: Send>(
             || body(index * rows, a, b),
         );
     };
-    a.par_chunks_mut(rows * width_a).zip(b.par_chunks_mut(rows * width_b)).enumerate().for_each(task);
+    if a.len() <= rows * width_a {
+        task((0, (a, b)));
+    } else {
+        a.par_chunks_mut(rows * width_a).zip(b.par_chunks_mut(rows * width_b)).enumerate().for_each(task);
+    }
 }
 
 /// Calls `body(first row, rows, partial)` for runs of rows, in parallel, and adds the partial sums to `total` in the
@@ -72,7 +74,8 @@ pub(super) fn for_rows_summing<R: Float>(
         );
         partial
     };
-    let partials: Vec<Vec<R>> = data.par_chunks_mut(rows * width).enumerate().map(task).collect();
+    let runs = data.par_chunks_mut(rows * width).enumerate();
+    let partials: Vec<Vec<R>> = if runs.len() == 1 { vec![task((0, data))] } else { runs.map(task).collect() };
     add_in_order(total, &partials);
 }
 
@@ -87,7 +90,8 @@ pub(super) fn add_rows<R: Float>(total: &mut [R], data: &[R]) {
         );
         partial
     };
-    let partials: Vec<Vec<R>> = data.par_chunks(task_rows(width) * width).map(task).collect();
+    let runs = data.par_chunks(task_rows(width) * width);
+    let partials: Vec<Vec<R>> = if runs.len() == 1 { vec![task(data)] } else { runs.map(task).collect() };
     add_in_order(total, &partials);
 }
 
