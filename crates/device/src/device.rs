@@ -124,6 +124,10 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// Waits for [`Stream::Compute`] and returns the elements of a `U32` tensor.
     fn download_u32(&self, src: &Tensor<Self>) -> Result<Vec<u32>>;
 
+    /// Called for memory whose content has ended: a device made for tests overwrites it with NaN, in the order of
+    /// [`Stream::Compute`], so that a stale read shows. Others do nothing.
+    fn poison(&self, _ended: &mut Tensor<Self>) {}
+
     /// Waits for everything enqueued in every stream; reports the first failure since the last call.
     fn synchronize(&self) -> Result<()>;
 }

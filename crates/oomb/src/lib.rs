@@ -6,6 +6,11 @@
 
 pub mod config;
 pub mod data;
+pub mod engine;
+pub mod kv;
 pub mod metrics;
 pub mod model;
+pub mod plan;
 pub mod run_folder;
+pub mod schedule;
+pub mod train;

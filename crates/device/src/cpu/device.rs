@@ -4,7 +4,8 @@
 
 use super::buffer::{Element, Ledger, Request, View, ViewMut};
 use super::real::{Float, Rounding};
-use super::{Buffer, Cpu, Event, HostBuffer, Real, with_real};
+use super::{Buffer, Cpu, Event, HostBuffer, Poison, Real, with_real};
+use crate::ops::optim::OptimOps;
 use crate::{DType, Device, Error, HostData, Result, Stream, Tensor};
 use std::sync::{Arc, mpsc};
 
@@ -94,6 +95,12 @@ impl Device for Cpu {
 
     fn download_u32(&self, src: &Tensor<Self>) -> Result<Vec<u32>> {
         self.fetch(View::new(src), |x: u32| x)
+    }
+
+    fn poison(&self, ended: &mut Tensor<Self>) {
+        if self.shared.options.poison == Poison::On {
+            self.fill(ended, f32::NAN);
+        }
     }
 
     fn synchronize(&self) -> Result<()> {

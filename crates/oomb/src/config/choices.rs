@@ -2,6 +2,7 @@
 
 use super::read::{Refusal, Setting};
 use super::size::parse_tokens;
+pub use crate::kv::select::Selection;
 use std::fmt;
 use std::path::PathBuf;
 use toml::Value;
@@ -84,15 +85,6 @@ words!(
     Attention = "attention",
     All = "all"
 );
-
-/// Which earlier tokens a query sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Selection {
-    /// All of its document.
-    All,
-    /// Itself and the tokens before it, so many in all.
-    Window(usize),
-}
 
 impl Setting for Selection {
     const WANTED: &'static str = "\"all\" or \"window:TOKENS\" (\"window:4096\")";

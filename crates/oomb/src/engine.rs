@@ -1,0 +1,265 @@
+//! A model with all memory of a run: allocated once, exactly as planned. It must not know the order of the passes, nor
+//! where sequences come from.
+
+use crate::data::Sequence;
+use crate::kv::select::{Selection, visible_pages};
+use crate::kv::{Access, KvMemory, Mode, Store};
+use crate::model::activations::{Activations, Keep};
+use crate::model::config::ModelConfig;
+use crate::model::head::HeadBuffers;
+use crate::model::rope;
+use crate::model::weights::Params;
+use crate::plan::{Machine, Plan, Tier};
+use oomb_device::{Backend, DType, HostData, Result, Tensor};
+use std::ops::Range;
+
+/// A run of a sequence's tokens that is processed at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// Positions in the sequence.
+    pub tokens: Range<usize>,
+    /// Pages that hold its own k, v.
+    pub own_pages: Range<usize>,
+    /// Pages that it sees, its own included.
+    pub visible_pages: Range<usize>,
+    /// Which of the step's sequences it belongs to.
+    sequence: usize,
+}
+
+impl Chunk {
+    /// Its attention call in `layer`.
+    pub fn access(&self, layer: usize, mode: Mode) -> Access {
+        Access { layer, pages: self.visible_pages.clone(), mode }
+    }
+
+    /// Position of its first token.
+    pub fn start(&self) -> u32 {
+        u32::try_from(self.tokens.start).expect("positions fit 32 bits")
+    }
+}
+
+/// Optimizer state, as slabs of the weights' layout.
+pub struct OptimizerState<B: Backend> {
+    /// f32 weights where the weights themselves are bf16.
+    pub master: Option<Params<B>>,
+    /// First moments, f32.
+    pub m: Params<B>,
+    /// Second moments, f32.
+    pub v: Params<B>,
+}
+
+/// What a run computes with.
+pub struct Engine<B: Backend> {
+    /// The machine.
+    pub device: B,
+    /// The model's shape.
+    pub config: ModelConfig,
+    /// The model.
+    pub weights: Params<B>,
+    /// Gradients in f32; absent in an evaluation.
+    pub grads: Option<Params<B>>,
+    /// `[1]` f64 scratch of the global norm; absent in an evaluation.
+    pub norm_squared: Option<Tensor<B>>,
+    /// Absent where nothing is updated.
+    pub optimizer: Option<OptimizerState<B>>,
+    /// One chunk's buffers.
+    pub activations: Activations<B>,
+    /// One loss tile's buffers.
+    pub head: HeadBuffers<B>,
+    /// Keys, values and their gradients.
+    pub store: Store<B>,
+    /// The plan that all of this was allocated by.
+    pub plan: Plan,
+    selection: Selection,
+    inputs: Inputs<B>,
+    rope_scale: f32,
+}
+
+/// The sequence in work, `[S]` u32 each, and what is derived from it.
+struct Inputs<B: Backend> {
+    ids: Tensor<B>,
+    labels: Tensor<B>,
+    positions: Tensor<B>,
+    first: Tensor<B>,
+    /// `[sequences, S]` f32.
+    losses: Tensor<B>,
+    /// `[Dh/2]` f64.
+    inv_freq: Tensor<B>,
+}
+
+/// What `device` is, for a plan; `host_memory` in bytes.
+pub fn machine<B: Backend>(device: &B, host_memory: u64) -> Machine {
+    let bytes = |dtype| device.element_bytes(dtype) as u64;
+    let (_, free) = device.memory();
+    let shared = device.name() == "cpu";
+    Machine {
+        device: device.name(),
+        compute_dtype: device.compute_dtype(),
+        element_bytes: [DType::Bf16, DType::F32, DType::F64, DType::U32].map(bytes),
+        device_memory: if shared { host_memory } else { free + device.workspace_bytes() },
+        host_memory,
+        shared,
+        workspace_bytes: device.workspace_bytes(),
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// Allocates everything the plan lists; weights and state are undefined until they are loaded or made.
+    pub fn new(device: &B, plan: Plan, selection: Selection) -> Result<Self> {
+        let config = plan.request.model.clone();
+        let mut arena = Arena::allocate(device, &plan)?;
+        let mut params = |name: &str| arena.take(name).map(|slab| Params::new(&config, slab));
+        let weights = params("weights").expect("every plan has weights");
+        let grads = params("gradients");
+        let moments = params("adamw.m").zip(params("adamw.v"));
+        let master = params("adamw.master");
+        let optimizer = moments.map(|(m, v)| OptimizerState { master, m, v });
+        let mut must = |name: &str| arena.take(name).unwrap_or_else(|| panic!("the plan has no buffer {name}"));
+        let activations = Activations::new(&config, plan.keep, |name| must(&format!("activations.{name}")));
+        let head = HeadBuffers { normed: must("head.normed"), rstd: must("head.rstd"), logits: must("head.logits") };
+        let inputs = Inputs {
+            ids: must("sequence.ids"),
+            labels: must("sequence.labels"),
+            positions: must("sequence.positions"),
+            first: must("sequence.first"),
+            losses: must("sequence.losses"),
+            inv_freq: must("sequence.inv_freq"),
+        };
+        let norm_squared = arena.take("gradient_norm");
+        let kv = arena.pages("kv.pages").expect("every plan has pages");
+        let store = Store::new(device, &plan.layout, kv, arena.pages("kv.gradients"));
+        assert!(arena.tensors.is_empty() && arena.host.is_empty(), "planned, but not used: {arena:?}");
+        Ok(Self {
+            device: device.clone(),
+            config,
+            weights,
+            grads,
+            norm_squared,
+            optimizer,
+            activations,
+            head,
+            store,
+            plan,
+            selection,
+            inputs,
+            rope_scale: 1.0,
+        })
+    }
+
+    /// What chunks keep; `None` in an evaluation.
+    pub fn keep(&self) -> Option<Keep> {
+        self.plan.keep
+    }
+
+    /// Brings a sequence to the device as number `index` of its step and cuts it into chunks.
+    ///
+    /// # Panics
+    /// If it is longer than planned, or holds a token outside the vocabulary.
+    pub fn load(&mut self, sequence: &Sequence, index: usize) -> Vec<Chunk> {
+        let tokens = sequence.ids.len();
+        assert!(tokens <= self.inputs.ids.len(), "{tokens} tokens planned for {}", self.inputs.ids.len());
+        let mut first = sequence.first.clone();
+        self.selection.narrow(&mut first);
+        let arrays = [
+            (&self.inputs.ids, &sequence.ids),
+            (&self.inputs.labels, &sequence.labels),
+            (&self.inputs.positions, &sequence.positions),
+            (&self.inputs.first, &first),
+        ];
+        for (tensor, values) in arrays {
+            self.device.upload(&mut tensor.narrow(0..tokens), HostData::U32(values));
+        }
+        let longest = sequence.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let (inv_freq, scale) = rope::inv_freq(&self.config, longest);
+        self.device.upload(&mut self.inputs.inv_freq, HostData::F64(&inv_freq));
+        self.rope_scale = scale;
+        let (size, page) = (self.plan.request.chunk_tokens, self.plan.request.page_tokens);
+        let chunk = |start: usize| {
+            let tokens = start..tokens.min(start + size);
+            let own_pages = start / page..tokens.end.div_ceil(page);
+            Chunk { visible_pages: visible_pages(&first, tokens.clone(), page), tokens, own_pages, sequence: index }
+        };
+        (0..tokens).step_by(size).map(chunk).collect()
+    }
+
+    /// Starts a chunk's forward: its embeddings into the first layer's input, its angles into the rotation table.
+    pub fn embed(&mut self, chunk: &Chunk) {
+        let mut acts = self.activations.layer(0, chunk.tokens.len());
+        let positions = self.inputs.positions.narrow(chunk.tokens.clone());
+        self.device.rope_table(&mut acts.rope_table, &positions, &self.inputs.inv_freq, self.rope_scale);
+        self.device.embed_forward(&mut acts.input, &self.weights.embed, &self.ids(chunk));
+    }
+
+    /// `[t]` u32: token ids.
+    pub fn ids(&self, chunk: &Chunk) -> Tensor<B> {
+        self.inputs.ids.narrow(chunk.tokens.clone())
+    }
+
+    /// `[t]` u32: labels.
+    pub fn labels(&self, chunk: &Chunk) -> Tensor<B> {
+        self.inputs.labels.narrow(chunk.tokens.clone())
+    }
+
+    /// `[t]` u32: first visible positions, narrowed by the selection.
+    pub fn first(&self, chunk: &Chunk) -> Tensor<B> {
+        self.inputs.first.narrow(chunk.tokens.clone())
+    }
+
+    /// `[t]` f32: losses.
+    pub fn losses(&self, chunk: &Chunk) -> Tensor<B> {
+        self.inputs.losses.index(chunk.sequence).narrow(chunk.tokens.clone())
+    }
+
+    /// Waits for the losses of the first `tokens` tokens of sequence `index` of the step.
+    pub fn download_losses(&self, index: usize, tokens: usize) -> Result<Vec<f64>> {
+        self.device.download_f64(&self.inputs.losses.index(index).narrow(0..tokens))
+    }
+
+    /// Factor on q·k.
+    pub fn attention_scale(&self) -> f32 {
+        1.0 / (self.config.head_dim as f32).sqrt()
+    }
+}
+
+/// The plan's buffers, allocated, until each has found its owner.
+struct Arena<B: Backend> {
+    tensors: Vec<(String, Tensor<B>)>,
+    host: Vec<(String, B::HostBuffer)>,
+}
+
+impl<B: Backend> std::fmt::Debug for Arena<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.tensors.iter().map(|(name, _)| name).chain(self.host.iter().map(|(name, _)| name));
+        f.debug_list().entries(names).finish()
+    }
+}
+
+impl<B: Backend> Arena<B> {
+    fn allocate(device: &B, plan: &Plan) -> Result<Self> {
+        let mut arena = Self { tensors: Vec::new(), host: Vec::new() };
+        for buffer in &plan.buffers {
+            let name = buffer.name.clone();
+            match buffer.tier {
+                Tier::Device => {
+                    let memory = device.alloc(buffer.bytes)?;
+                    let element_bytes = device.element_bytes(buffer.dtype);
+                    arena.tensors.push((name, Tensor::new(memory, 0, buffer.dtype, element_bytes, &buffer.shape)));
+                }
+                Tier::Host => arena.host.push((name, device.alloc_pinned(buffer.bytes)?)),
+            }
+        }
+        Ok(arena)
+    }
+
+    fn take(&mut self, name: &str) -> Option<Tensor<B>> {
+        let index = self.tensors.iter().position(|(known, _)| known == name)?;
+        Some(self.tensors.swap_remove(index).1)
+    }
+
+    fn pages(&mut self, name: &str) -> Option<KvMemory<B>> {
+        let slab = self.take(name)?;
+        let home = format!("{name}.host");
+        let host = self.host.iter().position(|(known, _)| *known == home).map(|index| self.host.swap_remove(index).1);
+        Some(KvMemory { slab, host })
+    }
+}

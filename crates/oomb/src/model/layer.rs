@@ -1,0 +1,114 @@
+//! One layer, forward and backward, as straight-line calls of fused ops. It must not know where pages are stored: it is
+//! given slots and positions.
+
+use super::activations::{Gradients, LayerActivations};
+use super::config::ModelConfig;
+use super::weights::LayerParams;
+use oomb_device::Backend;
+use oomb_device::ops::attention::{AttentionBackward, Mask, Pages, Part};
+use oomb_device::ops::linear::{Epilogue, Write};
+use oomb_device::ops::rope::{QkNorm, QkNormGrad};
+
+/// The layer's norm of q and k, where it has one.
+fn qk_norm<'a, B: Backend>(config: &ModelConfig, weights: &'a LayerParams<B>) -> Option<QkNorm<'a, B>> {
+    let (q_weight, k_weight) = (weights.q_norm.as_ref()?, weights.k_norm.as_ref()?);
+    Some(QkNorm { q_weight, k_weight, eps: config.norm_eps })
+}
+
+/// Norm, projection, rotation: from `input` to `q`, and k, v into `pages`, or nowhere where the pages hold them already.
+pub fn project<B: Backend>(
+    device: &B,
+    config: &ModelConfig,
+    weights: &LayerParams<B>,
+    acts: &mut LayerActivations<B>,
+    pages: Option<Pages<'_, B>>,
+) {
+    let eps = config.norm_eps;
+    device.rmsnorm_forward(&mut acts.attention_normed, &mut acts.attention_rstd, &acts.input, &weights.attention_norm, eps);
+    let bias = weights.qkv_bias.as_ref().map_or(Epilogue::None, Epilogue::Bias);
+    device.linear_forward(&mut acts.qkv, &acts.attention_normed, &weights.qkv, bias);
+    device.qkv_forward(&mut acts.q, pages, &acts.qkv, qk_norm(config, weights), &acts.rope_table);
+}
+
+/// Attends to one group of pages: `attended` is complete after the last.
+pub fn attend<B: Backend>(device: &B, acts: &mut LayerActivations<B>, kv: Pages<'_, B>, mask: Mask<'_, B>, part: Part) {
+    device.attention_forward(&mut acts.attended, &mut acts.lse, &mut acts.attention_sum, &acts.q, kv, mask, part);
+}
+
+/// Output projection with the residual, norm, and the first product of the MLP: from `attended` to `gate_up`.
+pub fn expand<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerParams<B>, acts: &mut LayerActivations<B>) {
+    let attended = acts.attended.reshape(&[acts.input.rows(), config.q_width()]);
+    device.linear_forward(&mut acts.middle, &attended, &weights.output, Epilogue::Residual(&acts.input));
+    device.rmsnorm_forward(&mut acts.mlp_normed, &mut acts.mlp_rstd, &acts.middle, &weights.mlp_norm, config.norm_eps);
+    device.linear_forward(&mut acts.gate_up, &acts.mlp_normed, &weights.gate_up, Epilogue::None);
+}
+
+/// The rest of the MLP with the residual: from `gate_up` and `middle` to `output`.
+pub fn contract<B: Backend>(device: &B, weights: &LayerParams<B>, acts: &mut LayerActivations<B>) {
+    device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
+    device.linear_forward(&mut acts.output, &acts.swiglu, &weights.down, Epilogue::Residual(&acts.middle));
+}
+
+/// Backward from `d_hidden` at the layer's output to `d_hidden` at `middle` and the gradient of attention's output;
+/// prepares `delta` and clears dq. Reads everything from `attended` to `gate_up`.
+pub fn backward_mlp<B: Backend>(
+    device: &B,
+    config: &ModelConfig,
+    weights: &LayerParams<B>,
+    grads: &mut LayerParams<B>,
+    acts: &mut LayerActivations<B>,
+    d: &mut Gradients<B>,
+) {
+    device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
+    device.linear_backward_weight(&mut grads.down, &d.d_hidden, &acts.swiglu);
+    device.linear_backward_input(&mut d.d_swiglu, &d.d_hidden, &weights.down, Write::Overwrite);
+    device.swiglu_backward(&mut acts.gate_up, &d.d_swiglu);
+    device.linear_backward_weight(&mut grads.gate_up, &acts.gate_up, &acts.mlp_normed);
+    device.linear_backward_input(&mut d.d_normed, &acts.gate_up, &weights.gate_up, Write::Overwrite);
+    let norm = (&mut d.d_hidden, &mut grads.mlp_norm);
+    device.rmsnorm_backward(norm.0, norm.1, &d.d_normed, &acts.middle, &acts.mlp_rstd, &weights.mlp_norm);
+
+    let shape = [d.d_hidden.rows(), config.q_width()];
+    let (attended, mut d_attended) = (acts.attended.reshape(&shape), d.d_attended.reshape(&shape));
+    device.linear_backward_weight(&mut grads.output, &d.d_hidden, &attended);
+    device.linear_backward_input(&mut d_attended, &d.d_hidden, &weights.output, Write::Overwrite);
+    device.attention_delta(&mut d.delta, &acts.attended, &d.d_attended);
+    device.fill(&mut acts.attention_sum, 0.0);
+}
+
+/// Attention's backward through one group of pages: dq is complete after the last, the group's dk, dv have grown.
+pub fn backward_attend<B: Backend>(
+    device: &B,
+    acts: &mut LayerActivations<B>,
+    d: &Gradients<B>,
+    kv: Pages<'_, B>,
+    dkv: Pages<'_, B>,
+    mask: Mask<'_, B>,
+    seed: u64,
+) {
+    let (q, d_o, lse, delta) = (&acts.q, &d.d_attended, &acts.lse, &d.delta);
+    device.attention_backward(&mut acts.attention_sum, dkv, AttentionBackward { q, kv, d_o, lse, delta, mask, seed });
+}
+
+/// Backward through rotation, projection and norm, given the complete dk, dv of the chunk's own pages: `d_hidden` is then
+/// the gradient of the layer's input.
+pub fn backward_project<B: Backend>(
+    device: &B,
+    config: &ModelConfig,
+    weights: &LayerParams<B>,
+    grads: &mut LayerParams<B>,
+    acts: &mut LayerActivations<B>,
+    d: &mut Gradients<B>,
+    own: Pages<'_, B>,
+) {
+    let norm_grads = grads.q_norm.as_mut().zip(grads.k_norm.as_mut());
+    let norm = qk_norm(config, weights).zip(norm_grads.map(|(dq_weight, dk_weight)| QkNormGrad { dq_weight, dk_weight }));
+    device.qkv_backward(&mut acts.qkv, &acts.attention_sum, own, norm, &acts.rope_table);
+    if let Some(bias) = &mut grads.qkv_bias {
+        device.linear_backward_bias(bias, &acts.qkv);
+    }
+    device.linear_backward_weight(&mut grads.qkv, &acts.qkv, &acts.attention_normed);
+    device.linear_backward_input(&mut d.d_normed, &acts.qkv, &weights.qkv, Write::Overwrite);
+    let norm = (&mut d.d_hidden, &mut grads.attention_norm);
+    device.rmsnorm_backward(norm.0, norm.1, &d.d_normed, &acts.input, &acts.attention_rstd, &weights.attention_norm);
+}

@@ -1,0 +1,172 @@
+//! The two passes over a sequence's chunks: the paper's algorithm, and nothing else. It must not know how tensors are
+//! computed (`model`) nor where pages are (`kv`); it decides what happens in which order.
+
+use crate::engine::{Chunk, Engine};
+use crate::kv::{Access, Mode};
+use crate::model::activations::Keep;
+use crate::model::head::HeadChunk;
+use crate::model::layer;
+use oomb_device::Backend;
+use oomb_device::ops::attention::{Mask, PageRef, Pages};
+
+/// What a sequence's loss is multiplied by, and the randomness of its rounding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Contribution {
+    /// 1 / (valid labels of the optimizer step): the only place where the loss is normalised.
+    pub weight: f32,
+    /// Differs by step and sequence; only bf16 gradient pages use it.
+    pub seed: u64,
+}
+
+/// Adds the gradient of one loaded sequence to the engine's gradients and leaves its losses on the device. Enqueues
+/// everything and waits for nothing.
+pub fn forward_backward<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk], contribution: Contribution) {
+    let (Some((last, earlier)), Some(keep)) = (chunks.split_last(), engine.keep()) else { return };
+    engine.store.begin(training_accesses(chunks, engine.config.num_layers, keep));
+
+    // Pass 1, in order. The last chunk needs none: pass 2 begins with it.
+    for chunk in earlier {
+        forward(engine, chunk, Pass::Fill);
+    }
+    // Pass 2, in reverse.
+    for chunk in chunks.iter().rev() {
+        forward(engine, chunk, if chunk == last { Pass::FillAndFinish } else { Pass::Recompute });
+        head_backward(engine, chunk, contribution.weight);
+        for layer in (0..engine.config.num_layers).rev() {
+            backward(engine, chunk, layer, keep, contribution.seed);
+        }
+        embed_backward(engine, chunk);
+    }
+}
+
+/// Leaves the losses of one loaded sequence on the device; one pass, no gradient.
+pub fn evaluate<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) {
+    let layers = engine.config.num_layers;
+    engine.store.begin(chunks.iter().flat_map(|chunk| (0..layers).map(|layer| chunk.access(layer, Mode::Forward))).collect());
+    for chunk in chunks {
+        forward(engine, chunk, Pass::FillAndFinish);
+        let hidden = engine.activations.layer(layers - 1, chunk.tokens.len()).output;
+        let mut head = HeadChunk { losses: engine.losses(chunk), hidden: &hidden, labels: engine.labels(chunk) };
+        engine.head.forward(&engine.device, &engine.config, &engine.weights, &mut head);
+    }
+    engine.store.clear();
+}
+
+/// What a chunk's forward is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Pass 1: fill the cache. No loss, no head, nothing of the last layer but its k, v.
+    Fill,
+    /// Pass 2 of the last chunk, or an evaluation: fill the cache and go on to the last layer's output.
+    FillAndFinish,
+    /// Pass 2: the pages hold this chunk's k, v already.
+    Recompute,
+}
+
+/// Every attention call of a training step, in the order in which this file makes them.
+fn training_accesses(chunks: &[Chunk], layers: usize, keep: Keep) -> Vec<Access> {
+    let last = chunks.len() - 1;
+    let fill = chunks[..last].iter().flat_map(|chunk| (0..layers - 1).map(|layer| chunk.access(layer, Mode::Forward)));
+    let differentiate = chunks.iter().rev().flat_map(|chunk| {
+        let forward = (0..layers).map(|layer| chunk.access(layer, Mode::Forward));
+        let backward = (0..layers).rev().flat_map(move |layer| {
+            let again = (keep == Keep::Inputs).then(|| chunk.access(layer, Mode::Forward));
+            again.into_iter().chain([chunk.access(layer, Mode::Backward)])
+        });
+        forward.chain(backward)
+    });
+    fill.chain(differentiate).collect()
+}
+
+fn forward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, pass: Pass) {
+    let layers = engine.config.num_layers;
+    engine.embed(chunk);
+    for layer in 0..layers {
+        project(engine, chunk, layer, pass != Pass::Recompute);
+        if pass == Pass::Fill && layer == layers - 1 {
+            return;
+        }
+        attend(engine, chunk, layer);
+        let mut acts = engine.activations.layer(layer, chunk.tokens.len());
+        let weights = &engine.weights.layers[layer];
+        layer::expand(&engine.device, &engine.config, weights, &mut acts);
+        layer::contract(&engine.device, weights, &mut acts);
+    }
+}
+
+fn project<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, append: bool) {
+    let mut acts = engine.activations.layer(layer, chunk.tokens.len());
+    let new = append.then(|| engine.store.append(layer, chunk.own_pages.clone()));
+    let pages = new.as_deref().map(|refs| Pages { slab: engine.store.slab(), refs });
+    layer::project(&engine.device, &engine.config, &engine.weights.layers[layer], &mut acts, pages);
+    if append {
+        engine.store.appended(layer, chunk.own_pages.clone());
+    }
+}
+
+fn attend<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize) {
+    let mut acts = engine.activations.layer(layer, chunk.tokens.len());
+    let first = engine.first(chunk);
+    while let Some(group) = engine.store.next_group() {
+        let kv = Pages { slab: engine.store.slab(), refs: &group.kv };
+        layer::attend(&engine.device, &mut acts, kv, mask(engine, chunk, &first), group.part);
+        engine.store.done(group);
+    }
+}
+
+fn head_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, weight: f32) {
+    let tokens = chunk.tokens.len();
+    let hidden = engine.activations.layer(engine.config.num_layers - 1, tokens).output;
+    let mut head = HeadChunk { losses: engine.losses(chunk), hidden: &hidden, labels: engine.labels(chunk) };
+    let mut d = engine.activations.gradients(tokens);
+    let Engine { device, config, weights, grads: Some(grads), .. } = engine else { return };
+    engine.head.backward(device, (config, weights), grads, &mut head, (&mut d, weight));
+}
+
+fn backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, keep: Keep, seed: u64) {
+    let tokens = chunk.tokens.len();
+    // What was not kept is computed again.
+    if keep < Keep::All {
+        project(engine, chunk, layer, false);
+    }
+    if keep < Keep::Attention {
+        attend(engine, chunk, layer);
+    }
+    let mut acts = engine.activations.layer(layer, tokens);
+    let mut d = engine.activations.gradients(tokens);
+    let first = engine.first(chunk);
+    let Engine { device, config, weights, grads: Some(grads), .. } = &mut *engine else { return };
+    let (weights, grads) = (&weights.layers[layer], &mut grads.layers[layer]);
+    if keep < Keep::All {
+        layer::expand(device, config, weights, &mut acts);
+    }
+    layer::backward_mlp(device, config, weights, grads, &mut acts, &mut d);
+
+    // dk, dv are added to every page the chunk attended to, old pages included.
+    let seed = seed.wrapping_add((chunk.tokens.start as u64) << 16).wrapping_add(layer as u64);
+    while let Some(group) = engine.store.next_group() {
+        let kv = Pages { slab: engine.store.slab(), refs: &group.kv };
+        let dkv = Pages { slab: engine.store.grad_slab(), refs: &group.grads };
+        layer::backward_attend(&engine.device, &mut acts, &d, kv, dkv, mask(engine, chunk, &first), seed);
+        engine.store.done(group);
+    }
+
+    // The chunk's own pages have now received every contribution.
+    let own: Vec<PageRef> = engine.store.own_grads(layer, chunk.own_pages.clone());
+    let Engine { device, config, weights, grads: Some(grads), store, .. } = &mut *engine else { return };
+    let (weights, grads) = (&weights.layers[layer], &mut grads.layers[layer]);
+    let pages = Pages { slab: store.grad_slab(), refs: &own };
+    layer::backward_project(device, config, weights, grads, &mut acts, &mut d, pages);
+    store.free(layer, chunk.own_pages.clone());
+}
+
+fn embed_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk) {
+    let d = engine.activations.gradients(chunk.tokens.len());
+    let ids = engine.ids(chunk);
+    let Engine { device, grads: Some(grads), .. } = engine else { return };
+    device.embed_backward(&mut grads.embed, &d.d_hidden, &ids);
+}
+
+fn mask<'a, B: Backend>(engine: &Engine<B>, chunk: &Chunk, first: &'a oomb_device::Tensor<B>) -> Mask<'a, B> {
+    Mask { first, start: chunk.start(), scale: engine.attention_scale() }
+}

@@ -1,0 +1,137 @@
+//! One optimizer step, and evaluation: sequences in, loss and an update out. It must not know files or terminals.
+
+use crate::data::Sequence;
+use crate::engine::{Engine, OptimizerState};
+use crate::model::params::ParamSpec;
+use crate::schedule::{self, Contribution};
+use oomb_device::ops::loss::IGNORE;
+use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
+use oomb_device::{Backend, Result, Tensor};
+
+/// Loss and gradient of one optimizer step, before the update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepLoss {
+    /// Mean over all labels of the step, nats.
+    pub loss: f64,
+    /// Global norm of the gradient, before clipping.
+    pub grad_norm: f64,
+    /// Tokens processed.
+    pub tokens: usize,
+    /// Labels that counted.
+    pub labels: usize,
+}
+
+/// Sum and count of losses.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LossSum {
+    /// Nats, over all labels.
+    pub sum: f64,
+    /// Labels that counted.
+    pub labels: usize,
+}
+
+impl LossSum {
+    /// Nats per label; not a number where there was none.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.labels as f64
+    }
+
+    /// `exp` of the mean.
+    pub fn perplexity(&self) -> f64 {
+        self.mean().exp()
+    }
+
+    fn add(&mut self, losses: &[f64]) {
+        self.sum += losses.iter().sum::<f64>();
+    }
+}
+
+/// How the optimizer changes the weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Update {
+    /// Learning rate, betas and the rest; `weight_decay` is that of the parameters that decay.
+    pub hyper: AdamW,
+    /// Global norm above which the gradient is scaled down.
+    pub clip_norm: Option<f32>,
+    /// Whether norms and biases decay too.
+    pub decay_norms_and_biases: bool,
+}
+
+/// Labels that count.
+fn num_labels(sequence: &Sequence) -> usize {
+    sequence.labels.iter().filter(|&&label| label != IGNORE).count()
+}
+
+/// Clears the gradients, adds those of `sequences`, and waits for the loss and the global norm. The weights are not
+/// touched, so that a caller who finds either not finite can stop with a good model.
+///
+/// # Panics
+/// If the engine was planned for evaluation, or for fewer sequences.
+pub fn gradient<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence], seed: u64) -> Result<StepLoss> {
+    let labels = sequences.iter().map(num_labels).sum::<usize>();
+    let weight = 1.0 / labels.max(1) as f32;
+    let grads = engine.grads.as_mut().expect("an engine for training");
+    engine.device.fill(&mut grads.slab, 0.0);
+    for (index, sequence) in sequences.iter().enumerate() {
+        let chunks = engine.load(sequence, index);
+        let seed = seed.wrapping_add((index as u64) << 48);
+        schedule::forward_backward(engine, &chunks, Contribution { weight, seed });
+    }
+    let (Some(grads), Some(norm)) = (&engine.grads, &mut engine.norm_squared) else { unreachable!("checked above") };
+    engine.device.fill(norm, 0.0);
+    engine.device.sum_squares(norm, &grads.slab);
+    let grad_norm = engine.device.download_f64(norm)?[0].sqrt();
+    let mut losses = LossSum { sum: 0.0, labels };
+    for (index, sequence) in sequences.iter().enumerate() {
+        losses.add(&engine.download_losses(index, sequence.ids.len())?);
+    }
+    let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
+    Ok(StepLoss { loss: losses.mean(), grad_norm, tokens, labels })
+}
+
+/// Updates the weights by the gradients; enqueued, not waited for.
+///
+/// # Panics
+/// If the engine was planned without an optimizer.
+pub fn update<B: Backend>(engine: &mut Engine<B>, update: &Update) {
+    let Engine { device, weights, grads: Some(grads), norm_squared: Some(norm), optimizer: Some(state), .. } = engine else {
+        panic!("an engine planned without an optimizer cannot update");
+    };
+    let OptimizerState { master, m, v } = state;
+    for index in 0..weights.views.len() {
+        let hyper = AdamW { weight_decay: decay(&weights.specs[index], update), ..update.hyper };
+        let clip = update.clip_norm.map(|max_norm| Clip { norm_squared: norm, max_norm });
+        let master = master.as_mut().map(|master| &mut master.views[index]);
+        let state = AdamWState { master, m: &mut m.views[index], v: &mut v.views[index] };
+        device.adamw(&mut weights.views[index], state, &grads.views[index], hyper, clip);
+    }
+}
+
+fn decay(spec: &ParamSpec, update: &Update) -> f32 {
+    if spec.is_matrix() || update.decay_norms_and_biases { update.hyper.weight_decay } else { 0.0 }
+}
+
+/// Clears the moments and copies the weights into their f32 masters: the state before the first step.
+pub fn start_optimizer<B: Backend>(engine: &mut Engine<B>) {
+    let Engine { device, weights, optimizer: Some(state), .. } = engine else { return };
+    device.fill(&mut state.m.slab, 0.0);
+    device.fill(&mut state.v.slab, 0.0);
+    if let Some(master) = &mut state.master {
+        device.copy(&mut master.slab, &weights.slab);
+    }
+}
+
+/// The loss of one sequence, without a gradient.
+pub fn evaluate<B: Backend>(engine: &mut Engine<B>, sequence: &Sequence) -> Result<LossSum> {
+    let chunks = engine.load(sequence, 0);
+    schedule::evaluate(engine, &chunks);
+    let mut losses = LossSum { sum: 0.0, labels: num_labels(sequence) };
+    losses.add(&engine.download_losses(0, sequence.ids.len())?);
+    Ok(losses)
+}
+
+/// The weights by f32: the masters where there are any, else the weights themselves.
+pub fn full_weights<B: Backend>(engine: &Engine<B>) -> &[Tensor<B>] {
+    let master = engine.optimizer.as_ref().and_then(|state| state.master.as_ref());
+    &master.unwrap_or(&engine.weights).views
+}
