@@ -4,6 +4,7 @@
 //! formulas of its trait.
 
 mod args;
+mod attention;
 mod buffer;
 mod device;
 mod embed;

@@ -62,7 +62,6 @@ fn check(len: usize, rows: usize, cols: usize, row_stride: usize) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Threads {
     /// The caller alone: products inside a parallel loop.
-    #[expect(dead_code, reason = "attention multiplies inside its parallel loop")]
     One,
     /// All of rayon's.
     All,

@@ -38,6 +38,8 @@ pub(super) trait Float:
     fn max(self, other: Self) -> Self;
     /// The nearest bf16, ties to even.
     fn to_bf16(self) -> Self;
+    /// One of the two bf16 beside it, as the uniform `random` falls: the mean over `random` is the number itself.
+    fn to_bf16_stochastic(self, random: u64) -> Self;
 }
 
 impl Float for f32 {
@@ -87,6 +89,13 @@ impl Float for f32 {
         let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) & 0xFFFF_0000;
         if self.is_nan() { self } else { f32::from_bits(rounded) }
     }
+
+    #[inline(always)]
+    fn to_bf16_stochastic(self, random: u64) -> Self {
+        // A carry out of the dropped bits is as likely as they are large.
+        let rounded = self.to_bits().wrapping_add((random >> 48) as u32) & 0xFFFF_0000;
+        if self.is_finite() { f32::from_bits(rounded) } else { self }
+    }
 }
 
 impl Float for f64 {
@@ -130,23 +139,39 @@ impl Float for f64 {
     }
 
     fn to_bf16(self) -> Self {
-        /// Smallest normal and smallest subnormal bf16.
-        const NORMAL: f64 = 1.0 / (1u128 << 126) as f64;
-        const SUBNORMAL: f64 = NORMAL / 128.0;
         if !self.is_finite() {
             return self;
         }
-        if self.abs() < NORMAL {
-            return (self / SUBNORMAL).round_ties_even() * SUBNORMAL;
+        if self.abs() < BF16_NORMAL {
+            return (self / BF16_SUBNORMAL).round_ties_even() * BF16_SUBNORMAL;
         }
-        // 7 of 52 mantissa bits stay.
-        const DROPPED: u32 = 45;
         let bits = self.to_bits();
         let half = (1u64 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1);
         let rounded = f64::from_bits((bits + half) & !((1u64 << DROPPED) - 1));
-        if rounded.abs() >= 2.0 * (1u128 << 127) as f64 { f64::INFINITY.copysign(self) } else { rounded }
+        if rounded.abs() >= BF16_OVERFLOW { f64::INFINITY.copysign(self) } else { rounded }
+    }
+
+    fn to_bf16_stochastic(self, random: u64) -> Self {
+        if !self.is_finite() {
+            return self;
+        }
+        if self.abs() < BF16_NORMAL {
+            let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
+            return (self.abs() / BF16_SUBNORMAL + unit).floor().copysign(self) * BF16_SUBNORMAL;
+        }
+        let rounded = f64::from_bits((self.to_bits() + (random >> (64 - DROPPED))) & !((1u64 << DROPPED) - 1));
+        if rounded.abs() >= BF16_OVERFLOW { f64::INFINITY.copysign(self) } else { rounded }
     }
 }
+
+/// Smallest normal bf16.
+const BF16_NORMAL: f64 = 1.0 / (1u128 << 126) as f64;
+/// Smallest subnormal bf16.
+const BF16_SUBNORMAL: f64 = BF16_NORMAL / 128.0;
+/// Where the exponent of a bf16 ends.
+const BF16_OVERFLOW: f64 = 2.0 * (1u128 << 127) as f64;
+/// Of the 52 mantissa bits of an f64, 7 stay in a bf16.
+const DROPPED: u32 = 45;
 
 /// e^x to 1.2e-7 relative, from adds, multiplies and selects only: `x = n ln 2 + r` with |r| <= ln 2 / 2, and the Taylor
 /// series of e^r to the seventh power (the remainder is below 6e-9). Results below 2e-38 are 0, so that no product is

@@ -103,6 +103,12 @@ pub trait AttentionOps: Device {
     /// * `lse`, `delta` `[T, H]` over all groups of the chunk; `d_o` `[T, H, Dh]` activation.
     ///
     /// Deterministic: the same inputs give the same bits.
+    ///
+    /// Stochastic rounding of x takes the bf16 next to x on either side, with the probability that makes the mean x. The
+    /// CPU's random bits of an element are `splitmix64(seed + (i + 1) · 0x9E3779B97F4A7C15)`, as for
+    /// [`fill_normal`](super::optim::OptimOps::fill_normal), with i the element's place in the sequence,
+    /// `index · 2·G·P·Dh +` its place in the page; the sum's f32 bits plus the 16 highest of them are cut to bf16.
+    /// Another backend may draw its bits otherwise, but not by slot: where a page sits must not matter.
     fn attention_backward(&self, dq: &mut Tensor<Self>, dkv: Pages<'_, Self>, args: AttentionBackward<'_, Self>);
 }
 
