@@ -104,7 +104,7 @@ __device__ __forceinline__ u32 load_turn(const u32* turn) {
     return value;
 }
 
-// What other thread blocks added before they passed the turn on comes before what follows here.
+// Waits for turn `value`; `seen` is what was last seen there. What other thread blocks added before they passed the turn on comes before what follows here.
 __device__ __forceinline__ void await_turn(const u32* turn, u32 value, u32 seen) {
     while (seen != value) seen = load_turn(turn);
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -116,33 +116,40 @@ __device__ __forceinline__ void pass_turn(u32* turn, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ void add_f32x2(float* dst, float x, float y) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(dst), "f"(x), "f"(y) : "memory");
-#else
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(dst), "f"(x) : "memory");
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(dst + 1), "f"(y) : "memory");
-#endif
-}
+// ---- the work of a thread block ----
 
-// ---- the keys of a thread block ----
-
-struct KeyTile {
-    int tile;      // in the list
+// What a thread block works on. Lies in shared memory and is read there when needed: registers hold sums.
+struct Block {
+    int tile;        // of the list
+    int page;        // of the list
+    int row;         // of the page
+    int position;    // of the tile's first key
+    int valid_rows;  // rows beyond the last query hold nothing
+    int end_before;  // position where the tile before in the list ends, 0 for the first
+    int first_head, last_head;
     int kv_head;
-    int page;      // in the list
-    int row;       // of the page
-    int position;  // of its first key
+    int q_first, q_last;  // query tiles that see the keys
 };
 
-__device__ __forceinline__ KeyTile key_tile(const AttentionBackwardParams& p, int ticket) {
-    KeyTile k;
-    k.tile = ticket / p.num_kv_heads;
-    k.kv_head = ticket % p.num_kv_heads;
-    k.page = k.tile / TILES_PER_PAGE;
-    k.row = (k.tile % TILES_PER_PAGE) * KV_TILE;
-    k.position = p.refs[k.page].index * PAGE_TOKENS + k.row;
-    return k;
+// A step of the walk: one dq tile. From the last query tile to the first, heads innermost.
+struct Step {
+    int q_tile, head;
+};
+
+__device__ __forceinline__ Step step_after(Step step, const volatile Block& block) {
+    return step.head < block.last_head ? Step{step.q_tile, step.head + 1} : Step{step.q_tile - 1, block.first_head};
+}
+
+__device__ __forceinline__ Step step_before(Step step, const volatile Block& block) {
+    return step.head > block.first_head ? Step{step.q_tile, step.head - 1} : Step{step.q_tile + 1, block.last_head};
+}
+
+__device__ __forceinline__ bool is_first(Step step, const volatile Block& block) {
+    return step.q_tile == block.q_last && step.head == block.first_head;
+}
+
+__device__ __forceinline__ bool is_last(Step step, const volatile Block& block) {
+    return step.q_tile == block.q_first && step.head == block.last_head;
 }
 
 // The last query tile in low .. high whose first query sees below `end`, or low - 1.
@@ -158,13 +165,91 @@ __device__ __forceinline__ int last_q_tile(const u32* first, int low, int high, 
     return low;
 }
 
-// Adds sums [KV_TILE, Dh] to a page's tile; rows from `valid_rows` on are left alone. The page is this thread block's alone.
+// Thread 0: takes a ticket and finds what to do. Tickets go through the list in order, KV heads innermost.
+__device__ inline void take_block(const AttentionBackwardParams& p, volatile Block& block) {
+    const int ticket = atomicAdd(p.turns, 1u);
+    const int tile = ticket / p.num_kv_heads, kv_head = ticket % p.num_kv_heads;
+    const int page = tile / TILES_PER_PAGE, row = (tile % TILES_PER_PAGE) * KV_TILE;
+    const int position = p.refs[page].index * PAGE_TOKENS + row;
+    const int heads_per_group = p.num_heads / p.num_kv_heads;
+    const int q_first = max(0, position - p.start) / Q_TILE;
+    block.tile = tile;
+    block.page = page;
+    block.row = row;
+    block.position = position;
+    block.valid_rows = p.start + p.num_queries - position;
+    block.end_before = tile == 0 ? 0 : row > 0 ? position : (p.refs[page - 1].index + 1) * PAGE_TOKENS;
+    block.kv_head = kv_head;
+    block.first_head = kv_head * heads_per_group;
+    block.last_head = (kv_head + 1) * heads_per_group - 1;
+    block.q_first = q_first;
+    block.q_last = last_q_tile(p.first, q_first, (p.num_queries + Q_TILE - 1) / Q_TILE - 1, position + KV_TILE);
+}
+
+// ---- adding to dq ----
+
+__device__ __forceinline__ u32* turn_of(const AttentionBackwardParams& p, Step step) {
+    asm volatile("" : "+r"(step.head));  // computed anew at every use rather than kept in registers
+    return p.turns + 1 + (i64)step.q_tile * p.num_heads + step.head;
+}
+
+__device__ __forceinline__ float* dq_of(const AttentionBackwardParams& p, Step step) {
+    return p.dq + ((i64)step.q_tile * Q_TILE * p.num_heads + step.head) * HEAD_DIM;
+}
+
+__device__ __forceinline__ float2 load_pair(const float* src) {
+    float2 value;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(src));
+    return value;
+}
+
+__device__ __forceinline__ void store_pair(float* dst, float x, float y) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(dst), "f"(x), "f"(y) : "memory");
+}
+
+enum Access { LOAD, STORE };
+
+// This warp's part of a dq tile, to or from the accumulators of its product. Past the L1 cache: other thread blocks write it too.
+template <Access ACCESS>
+__device__ __forceinline__ void access_dq(const AttentionBackwardParams& p, Step step, float (&dq)[MT_Q][NT_Q][4]) {
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const int first_row = (warp & 1) * (Q_TILE / 2) + (lane >> 2), column = (warp >> 1) * (HEAD_DIM / 4) + (lane & 3) * 2;
+    asm volatile("" : "+r"(step.q_tile), "+r"(step.head));
+    const int num_rows = p.num_queries - step.q_tile * Q_TILE;
+    float* base = dq_of(p, step) + (i64)first_row * p.num_heads * HEAD_DIM + column;
+#pragma unroll
+    for (int m = 0; m < MT_Q; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float* at = base + (i64)(m * 16 + half * 8) * p.num_heads * HEAD_DIM;
+            const bool valid = first_row + m * 16 + half * 8 < num_rows;
+#pragma unroll
+            for (int n = 0; n < NT_Q; n++) {
+                if (ACCESS == LOAD) {
+                    float2 value = valid ? load_pair(at + n * 8) : make_float2(0.0f, 0.0f);
+                    dq[m][n][half * 2] = value.x;
+                    dq[m][n][half * 2 + 1] = value.y;
+                } else if (valid) {
+                    store_pair(at + n * 8, dq[m][n][half * 2], dq[m][n][half * 2 + 1]);
+                }
+            }
+        }
+    }
+}
+
+// Whether the tile before in the list sees the step's queries too: it then adds first.
+__device__ __forceinline__ bool must_wait(const AttentionBackwardParams& p, Step step, const volatile Block& block) {
+    return p.first[step.q_tile * Q_TILE] < (u32)block.end_before;
+}
+
+// Adds sums [KV_TILE, Dh] to a page's tile; rows beyond the last query are left alone. The tile is this thread block's alone.
 __device__ __forceinline__ void add_to_page(const AttentionBackwardParams& p, const float (&sums)[MT_KV][NT_KV][4],
-                                            float factor, int which, const KeyTile& k, int valid_rows) {
+                                            int which, const volatile Block& block) {
+    const int valid_rows = block.valid_rows;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const i64 base = page_offset(p.grad_refs[k.page].slot, which, k.kv_head, p.num_kv_heads) + k.row * HEAD_DIM;
+    const i64 base = page_offset(p.grad_refs[block.page].slot, which, block.kv_head, p.num_kv_heads) + block.row * HEAD_DIM;
     // The same page gets the same random bits wherever it is stored.
-    const u64 draw = page_offset(p.grad_refs[k.page].index, which, k.kv_head, p.num_kv_heads) + k.row * HEAD_DIM;
+    const u64 draw = page_offset(p.grad_refs[block.page].index, which, block.kv_head, p.num_kv_heads) + block.row * HEAD_DIM;
 #pragma unroll
     for (int m = 0; m < MT_KV; m++) {
 #pragma unroll
@@ -174,7 +259,7 @@ __device__ __forceinline__ void add_to_page(const AttentionBackwardParams& p, co
 #pragma unroll
             for (int n = 0; n < NT_KV; n++) {
                 int at = row * HEAD_DIM + (warp & 1) * (HEAD_DIM / 2) + n * 8 + (lane & 3) * 2;
-                float x = sums[m][n][half * 2] * factor, y = sums[m][n][half * 2 + 1] * factor;
+                float x = sums[m][n][half * 2], y = sums[m][n][half * 2 + 1];
                 if (p.grad_is_bf16) {
                     u32* dst = (u32*)((bf16_bits*)p.dkv + base + at);
                     u32 old = *dst, random = random_bits(p.seed, (draw + at) >> 1);
@@ -191,72 +276,86 @@ __device__ __forceinline__ void add_to_page(const AttentionBackwardParams& p, co
     }
 }
 
+// Scores of invisible keys become -inf, where the tile has any.
+__device__ __forceinline__ void mask_scores(float (&s)[MT_S][NT_S][4], const AttentionBackwardParams& p, int t0, int position) {
+    const int last = min(t0 + Q_TILE, p.num_queries) - 1;
+    if (t0 + Q_TILE <= p.num_queries && position + KV_TILE - 1 <= p.start + t0 && p.first[last] <= (u32)position) return;
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const int column = position + (warp >> 1) * (KV_TILE / 4) + (lane & 3) * 2;
+#pragma unroll
+    for (int m = 0; m < MT_S; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int t = t0 + (warp & 1) * (Q_TILE / 2) + m * 16 + half * 8 + (lane >> 2);
+            const int from = p.first[min(t, last)], to = t <= last ? p.start + t : -1;
+#pragma unroll
+            for (int n = 0; n < NT_S; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int key = column + n * 8 + i;
+                    if (key < from || key > to) s[m][n][half * 2 + i] = minus_infinity();
+                }
+            }
+        }
+    }
+}
+
+// Starts copying a step's q, d_o, lse and delta.
+__device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, Step step, u32 tiles, u32 rows) {
+    const int t0 = step.q_tile * Q_TILE, num_rows = min(Q_TILE, p.num_queries - t0);
+    const i64 row_stride = (i64)p.num_heads * HEAD_DIM, offset = t0 * row_stride + step.head * HEAD_DIM;
+    copy_tile_async<Q_TILE, THREADS>(tiles, p.q + offset, row_stride, num_rows);
+    copy_tile_async<Q_TILE, THREADS>(tiles + Q_TILE_BYTES, p.d_o + offset, row_stride, num_rows);
+    const int thread = thread_index();
+    if (thread < 2 * Q_TILE) {
+        const float* src = thread < Q_TILE ? p.lse : p.delta;
+        const int row = thread & (Q_TILE - 1);
+        copy_async_4(rows + thread * 4, src + (i64)(t0 + min(row, num_rows - 1)) * p.num_heads + step.head, 4);
+    }
+    copy_async_commit();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(const AttentionBackwardParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
-    __shared__ int shared_ticket;
+    __shared__ volatile Block block;
     const u32 k_smem = shared_address(smem), v_smem = k_smem + KV_TILE_BYTES;
     const u32 q_smem = v_smem + KV_TILE_BYTES;         // two of: q, d_o
     const u32 p_smem = q_smem + 4 * Q_TILE_BYTES;      // p, then ds
     const u32 rows_smem = p_smem + 2 * P_TILE_BYTES;   // two of: lse, delta, f32 [Q_TILE]
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 
-    if (threadIdx.x == 0) shared_ticket = atomicAdd(p.turns, 1u);
+    if (thread_index() == 0) take_block(p, block);
     __syncthreads();
-    const int ticket = shared_ticket;
-    const KeyTile keys = key_tile(p, ticket);
-    const int valid_rows = p.start + p.num_queries - keys.position;  // rows beyond the last query hold nothing
-    const int num_q_tiles = (p.num_queries + Q_TILE - 1) / Q_TILE;
-    const int q_first = max(0, keys.position - p.start) / Q_TILE;
-    const int q_last = last_q_tile(p.first, q_first, num_q_tiles - 1, keys.position + KV_TILE);
-    if (valid_rows <= 0 || q_last < q_first) return;
-    const u32 end_before = keys.tile == 0 ? 0  // where the tile before in the list ends
-        : keys.row > 0 ? (u32)keys.position : (p.refs[keys.page - 1].index + 1) * PAGE_TOKENS;
+    if (block.valid_rows <= 0 || block.q_last < block.q_first) return;
 
-    const i64 row_stride = (i64)p.num_heads * HEAD_DIM;
-    const int heads_per_group = p.num_heads / p.num_kv_heads;
-    auto copy_queries = [&](int q_tile, int head, int stage) {
-        const int t0 = q_tile * Q_TILE, num_rows = min(Q_TILE, p.num_queries - t0);
-        const i64 offset = t0 * row_stride + head * HEAD_DIM;
-        const u32 dst = q_smem + stage * 2 * Q_TILE_BYTES;
-        copy_tile_async<Q_TILE, THREADS>(dst, p.q + offset, row_stride, num_rows);
-        copy_tile_async<Q_TILE, THREADS>(dst + Q_TILE_BYTES, p.d_o + offset, row_stride, num_rows);
-        const int thread = thread_index();
-        if (thread < 2 * Q_TILE) {
-            const float* src = thread < Q_TILE ? p.lse : p.delta;
-            const int row = thread & (Q_TILE - 1);
-            copy_async_4(rows_smem + (stage * 2 * Q_TILE + thread) * 4,
-                         src + (i64)(t0 + min(row, num_rows - 1)) * p.num_heads + head, 4);
-        }
-        copy_async_commit();
-    };
     {
-        const bf16_bits* tile = p.kv + keys.row * HEAD_DIM;
-        const u32 slot = p.refs[keys.page].slot;
-        copy_tile_async<KV_TILE, THREADS>(k_smem, tile + page_offset(slot, 0, keys.kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
-        copy_tile_async<KV_TILE, THREADS>(v_smem, tile + page_offset(slot, 1, keys.kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
+        const bf16_bits* tile = p.kv + block.row * HEAD_DIM;
+        const u32 slot = p.refs[block.page].slot;
+        const int valid_rows = block.valid_rows, kv_head = block.kv_head;
+        copy_tile_async<KV_TILE, THREADS>(k_smem, tile + page_offset(slot, 0, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
+        copy_tile_async<KV_TILE, THREADS>(v_smem, tile + page_offset(slot, 1, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
     }
-    const int last_head = (keys.kv_head + 1) * heads_per_group - 1;
-    int head = keys.kv_head * heads_per_group, q_tile = q_last, stage = 0;
-    copy_queries(q_tile, head, stage);
+    Step step = {block.q_last, block.first_head};
+    int stage = 0;
+    copy_queries(p, step, q_smem, rows_smem);
 
     float dk[MT_KV][NT_KV][4], dv[MT_KV][NT_KV][4];
     clear(dk);
     clear(dv);
-    u32* passing = nullptr;  // the turn of the dq tile added to last
     while (true) {
-        // q, d_o, lse, delta are here, and every warp has finished with the tile before.
+        // q, d_o, lse, delta are here, and every warp has finished with the step before.
         copy_async_wait<0>();
         __syncthreads();
-        const int next_head = q_tile == q_first ? head + 1 : head, next_q_tile = q_tile == q_first ? q_last : q_tile - 1;
-        const bool more = next_head <= last_head;
-        if (more) copy_queries(next_q_tile, next_head, stage ^ 1);
-        const int t0 = q_tile * Q_TILE;
-        u32* turn = p.turns + 1 + (i64)q_tile * p.num_heads + head;
-        u32 seen = keys.tile;
-        if (threadIdx.x == 0 && p.first[t0] < end_before) seen = load_turn(turn);
+        if (!is_last(step, block)) {
+            copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES,
+                         rows_smem + (stage ^ 1) * 2 * Q_TILE * 4);
+        }
+        const int t0 = step.q_tile * Q_TILE;
+        u32 seen = 0;
+        if (thread_index() == 0 && must_wait(p, step, block)) seen = load_turn(turn_of(p, step));
 
         const u32 q_stage = q_smem + stage * 2 * Q_TILE_BYTES, do_stage = q_stage + Q_TILE_BYTES;
         {
+            const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
             const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
             float s[MT_S][NT_S][4], ds[MT_S][NT_S][4];
             clear(s);
@@ -268,9 +367,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                 ds, lane_rows_first<ROW_BYTES>(do_stage + q_row * ROW_BYTES, lane),
                 lane_chunks_first<ROW_BYTES>(v_smem + k_row * ROW_BYTES, lane));
 
-            const int last = min(t0 + Q_TILE, p.num_queries) - 1;
-            const bool masked = t0 + Q_TILE > p.num_queries || keys.position + KV_TILE - 1 > p.start + t0 ||
-                                p.first[last] > (u32)keys.position;
+            mask_scores(s, p, t0, block.position);
+
             const u32 row_values = rows_smem + stage * 2 * Q_TILE * 4;
 #pragma unroll
             for (int m = 0; m < MT_S; m++) {
@@ -278,12 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                 for (int half = 0; half < 2; half++) {
                     const int row = q_row + m * 16 + half * 8 + (lane >> 2);
                     const float lse = load_shared_f32(row_values + row * 4) * LOG2_E;
-                    const float delta = load_shared_f32(row_values + (Q_TILE + row) * 4);
-                    int from = 0, to = 0x7fffffff;
-                    if (masked) {
-                        from = p.first[min(t0 + row, last)];
-                        to = t0 + row <= last ? p.start + t0 + row : -1;
-                    }
+                    const float delta = load_shared_f32(row_values + (Q_TILE + row) * 4) * p.scale;
                     const u32 at = swizzled<P_ROW_BYTES>(row, k_row / 8) + (lane & 3) * 4;
 #pragma unroll
                     for (int n = 0; n < NT_S; n++) {
@@ -291,11 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
 #pragma unroll
                         for (int i = 0; i < 2; i++) {
                             prob[i] = exp2_fast(fmaf(s[m][n][half * 2 + i], p.scale_log2, -lse));
-                            if (masked) {
-                                int key = keys.position + k_row + n * 8 + (lane & 3) * 2 + i;
-                                if (key < from || key > to) prob[i] = 0.0f;
-                            }
-                            grad[i] = prob[i] * (ds[m][n][half * 2 + i] - delta);
+                            grad[i] = prob[i] * fmaf(ds[m][n][half * 2 + i], p.scale, -delta);
                         }
                         store_shared(p_smem + (at ^ (n << 4)), pack_bf16(prob[0], prob[1]));
                         store_shared(p_smem + P_TILE_BYTES + (at ^ (n << 4)), pack_bf16(grad[0], grad[1]));
@@ -303,49 +392,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                 }
             }
         }
-        if (threadIdx.x == 0) await_turn(turn, keys.tile, seen);
-        // p and ds are here; it is this thread block's turn at the dq tile; its sums into the last one are on their way.
+        if (thread_index() == 0 && must_wait(p, step, block)) await_turn(turn_of(p, step), block.tile, seen);
+        // p and ds are here, it is this thread block's turn at the dq tile, and what it wrote to the last one is on its way.
         __syncthreads();
-        if (threadIdx.x == THREADS - 1 && passing) pass_turn(passing, keys.tile + 1);
+        float dq[MT_Q][NT_Q][4];
+        access_dq<LOAD>(p, step, dq);  // arrives under the products of dv and dk
+        if (thread_index() == THREADS - 1 && !is_first(step, block)) pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
         {
+            const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
             const u32 kv_chunk = (warp >> 1) * (KV_TILE / 4) * 2, d_chunk = (warp & 1) * (HEAD_DIM / 2) * 2;  // bytes
             product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
                 dv, lane_chunks_first<P_ROW_BYTES>(p_smem, lane) ^ kv_chunk, lane_rows_first<ROW_BYTES>(do_stage, lane) ^ d_chunk);
             product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
                 dk, lane_chunks_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES, lane) ^ kv_chunk,
                 lane_rows_first<ROW_BYTES>(q_stage, lane) ^ d_chunk);
-        }
-        {
-            const int q_row = (warp & 1) * (Q_TILE / 2), column = (warp >> 1) * (HEAD_DIM / 4);
-            float dq[MT_Q][NT_Q][4];
-            clear(dq);
+            const int q_row = (warp & 1) * (Q_TILE / 2), column_bytes = (warp >> 1) * (HEAD_DIM / 4) * 2;
             product<MT_Q, NT_Q, KV_TILE, P_ROW_BYTES, ROW_BYTES, false, true>(
                 dq, lane_rows_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES + q_row * P_ROW_BYTES, lane),
-                lane_rows_first<ROW_BYTES>(k_smem, lane) ^ (column * 2));
-            float* dst = p.dq + t0 * row_stride + head * HEAD_DIM + column + (lane & 3) * 2;
-#pragma unroll
-            for (int m = 0; m < MT_Q; m++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int row = q_row + m * 16 + half * 8 + (lane >> 2);
-                    if (t0 + row < p.num_queries) {
-#pragma unroll
-                        for (int n = 0; n < NT_Q; n++)
-                            add_f32x2(dst + row * row_stride + n * 8, dq[m][n][half * 2] * p.scale, dq[m][n][half * 2 + 1] * p.scale);
-                    }
-                }
-            }
+                lane_rows_first<ROW_BYTES>(k_smem, lane) ^ column_bytes);
         }
-        passing = turn;
-        if (!more) break;
-        head = next_head;
-        q_tile = next_q_tile;
+        access_dq<STORE>(p, step, dq);
+        if (is_last(step, block)) break;
+        step = step_after(step, block);
         stage ^= 1;
     }
     __syncthreads();
-    if (threadIdx.x == THREADS - 1) pass_turn(passing, keys.tile + 1);
-    add_to_page(p, dk, p.scale, 0, keys, valid_rows);
-    add_to_page(p, dv, 1.0f, 1, keys, valid_rows);
+    if (thread_index() == THREADS - 1) pass_turn(turn_of(p, step), block.tile + 1);
+    add_to_page(p, dk, 0, block);
+    add_to_page(p, dv, 1, block);
 }
 
 // delta[t, h] = sum over d of o * d_o, f32. One warp per (t, h); reads 4 * Dh bytes, writes 4: bandwidth decides.
