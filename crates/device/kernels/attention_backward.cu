@@ -30,6 +30,7 @@ constexpr int Q_TILE_BYTES = Q_TILE * ROW_BYTES;
 constexpr int KV_TILE_BYTES = KV_TILE * ROW_BYTES;
 constexpr int P_TILE_BYTES = Q_TILE * P_ROW_BYTES;
 constexpr int TILES_PER_PAGE = PAGE_TOKENS / KV_TILE;
+constexpr int DQ_ROW_BYTES = HEAD_DIM * 4 + 32;  // padded: the rows that a warp stages at once share no bank
 
 // Eight warps: over a score tile [Q_TILE, KV_TILE] as 2 x 4, over dk and dv [KV_TILE, Dh] as 4 x 2, over dq [Q_TILE, Dh] as 2 x 4.
 constexpr int MT_S = Q_TILE / 2 / 16, NT_S = KV_TILE / 4 / 8;
@@ -98,16 +99,11 @@ __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
 
 // ---- turns ----
 
+// What other thread blocks added before they passed the turn on comes before what follows here.
 __device__ __forceinline__ u32 load_turn(const u32* turn) {
     u32 value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(turn));
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(turn) : "memory");
     return value;
-}
-
-// Waits for turn `value`; `seen` is what was last seen there. What other thread blocks added before they passed the turn on comes before what follows here.
-__device__ __forceinline__ void await_turn(const u32* turn, u32 value, u32 seen) {
-    while (seen != value) seen = load_turn(turn);
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 // What this thread block added before its last barrier comes before whoever sees the new value.
@@ -193,53 +189,63 @@ __device__ __forceinline__ u32* turn_of(const AttentionBackwardParams& p, Step s
     return p.turns + 1 + (i64)step.q_tile * p.num_heads + step.head;
 }
 
-__device__ __forceinline__ float* dq_of(const AttentionBackwardParams& p, Step step) {
-    return p.dq + ((i64)step.q_tile * Q_TILE * p.num_heads + step.head) * HEAD_DIM;
-}
-
-__device__ __forceinline__ float2 load_pair(const float* src) {
-    float2 value;
-    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(src));
-    return value;
-}
-
-__device__ __forceinline__ void store_pair(float* dst, float x, float y) {
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(dst), "f"(x), "f"(y) : "memory");
-}
-
-enum Access { LOAD, STORE };
-
-// This warp's part of a dq tile, to or from the accumulators of its product. Past the L1 cache: other thread blocks write it too.
-template <Access ACCESS>
-__device__ __forceinline__ void access_dq(const AttentionBackwardParams& p, Step step, float (&dq)[MT_Q][NT_Q][4]) {
+// This warp's part of the product into the staging rows.
+__device__ __forceinline__ void stage_dq(u32 staged, const float (&dq)[MT_Q][NT_Q][4]) {
     const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
-    const int first_row = (warp & 1) * (Q_TILE / 2) + (lane >> 2), column = (warp >> 1) * (HEAD_DIM / 4) + (lane & 3) * 2;
-    asm volatile("" : "+r"(step.q_tile), "+r"(step.head));
-    const int num_rows = p.num_queries - step.q_tile * Q_TILE;
-    float* base = dq_of(p, step) + (i64)first_row * p.num_heads * HEAD_DIM + column;
+    const int row = (warp & 1) * (Q_TILE / 2) + (lane >> 2), column = (warp >> 1) * (HEAD_DIM / 4) + (lane & 3) * 2;
+    const u32 to = staged + row * DQ_ROW_BYTES + column * 4;
 #pragma unroll
-    for (int m = 0; m < MT_Q; m++) {
+    for (int m = 0; m < MT_Q; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float* at = base + (i64)(m * 16 + half * 8) * p.num_heads * HEAD_DIM;
-            const bool valid = first_row + m * 16 + half * 8 < num_rows;
+        for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int n = 0; n < NT_Q; n++) {
-                if (ACCESS == LOAD) {
-                    float2 value = valid ? load_pair(at + n * 8) : make_float2(0.0f, 0.0f);
-                    dq[m][n][half * 2] = value.x;
-                    dq[m][n][half * 2 + 1] = value.y;
-                } else if (valid) {
-                    store_pair(at + n * 8, dq[m][n][half * 2], dq[m][n][half * 2 + 1]);
-                }
-            }
+            for (int n = 0; n < NT_Q; n++)
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + (m * 16 + half * 8) * DQ_ROW_BYTES + n * 32),
+                             "f"(dq[m][n][half * 2]), "f"(dq[m][n][half * 2 + 1]) : "memory");
+}
+
+// The first `num_rows` staged rows into dq: whole rows of a warp, so that an instruction meets few cache lines; nobody waits for
+// the sums. Predicated rather than branched over, so that it mixes with the products around it.
+__device__ __forceinline__ void add_staged(const AttentionBackwardParams& p, Step step, u32 staged, int num_rows) {
+    constexpr int LANES = HEAD_DIM / 4, ROWS = THREADS / LANES;  // lanes of a row, rows at a time
+    const int thread = thread_index(), lane = thread % LANES;
+    const i64 row_stride = (i64)p.num_heads * HEAD_DIM;
+    float* dst = p.dq + ((i64)step.q_tile * Q_TILE * p.num_heads + step.head) * HEAD_DIM;
+#pragma unroll
+    for (int pass = 0; pass < Q_TILE / ROWS; pass++) {
+        const int row = thread / LANES + pass * ROWS;
+        float* to = dst + row * row_stride;
+        const u32 from = staged + row * DQ_ROW_BYTES;
+#if __CUDA_ARCH__ >= 900
+        float x, y, z, w;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x), "=f"(y), "=f"(z), "=f"(w) : "r"(from + lane * 16));
+        asm volatile("{.reg .pred valid; setp.lt.s32 valid, %5, %6;\n"
+                     "@valid red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};}"
+                     ::"l"(to + lane * 4), "f"(x), "f"(y), "f"(z), "f"(w), "r"(row), "r"(num_rows) : "memory");
+#else
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float x = load_shared_f32(from + (lane + i * LANES) * 4);
+            asm volatile("{.reg .pred valid; setp.lt.s32 valid, %2, %3;\n@valid red.relaxed.gpu.global.add.f32 [%0], %1;}"
+                         ::"l"(to + lane + i * LANES), "f"(x), "r"(row), "r"(num_rows) : "memory");
         }
+#endif
     }
 }
 
-// Whether the tile before in the list sees the step's queries too: it then adds first.
-__device__ __forceinline__ bool must_wait(const AttentionBackwardParams& p, Step step, const volatile Block& block) {
-    return p.first[step.q_tile * Q_TILE] < (u32)block.end_before;
+__device__ __forceinline__ int rows_of(const AttentionBackwardParams& p, Step step) {
+    return min(Q_TILE, p.num_queries - step.q_tile * Q_TILE);
+}
+
+// The turn at a step's dq tile as this thread block may find it: its own when the tile before in the list does not see these
+// queries and so adds nothing.
+__device__ __forceinline__ u32 look_for_turn(const AttentionBackwardParams& p, Step step, const volatile Block& block) {
+    return p.first[step.q_tile * Q_TILE] < (u32)block.end_before ? load_turn(turn_of(p, step)) : block.tile;
+}
+
+// Waits for the turn; `seen` is what was found there before.
+__device__ __forceinline__ void await_turn(const AttentionBackwardParams& p, Step step, const volatile Block& block, u32 seen) {
+    while (seen != block.tile) seen = load_turn(turn_of(p, step));
 }
 
 // Adds sums [KV_TILE, Dh] to a page's tile; rows beyond the last query are left alone. The tile is this thread block's alone.
@@ -322,6 +328,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
     const u32 q_smem = v_smem + KV_TILE_BYTES;         // two of: q, d_o
     const u32 p_smem = q_smem + 4 * Q_TILE_BYTES;      // p, then ds
     const u32 rows_smem = p_smem + 2 * P_TILE_BYTES;   // two of: lse, delta, f32 [Q_TILE]
+    const u32 staged = rows_smem + 4 * Q_TILE * 4;     // dq, f32 [Q_TILE] of DQ_ROW_BYTES
 
     if (thread_index() == 0) take_block(p, block);
     __syncthreads();
@@ -341,17 +348,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
     float dk[MT_KV][NT_KV][4], dv[MT_KV][NT_KV][4];
     clear(dk);
     clear(dv);
+    u32 seen = 0;
     while (true) {
-        // q, d_o, lse, delta are here, and every warp has finished with the step before.
+        // q, d_o, lse, delta are here, every warp has finished with the step before and staged its dq, and it is our turn there.
         copy_async_wait<0>();
+        if (thread_index() == 0 && !is_first(step, block)) await_turn(p, step_before(step, block), block, seen);
         __syncthreads();
         if (!is_last(step, block)) {
             copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES,
                          rows_smem + (stage ^ 1) * 2 * Q_TILE * 4);
         }
         const int t0 = step.q_tile * Q_TILE;
-        u32 seen = 0;
-        if (thread_index() == 0 && must_wait(p, step, block)) seen = load_turn(turn_of(p, step));
 
         const u32 q_stage = q_smem + stage * 2 * Q_TILE_BYTES, do_stage = q_stage + Q_TILE_BYTES;
         {
@@ -362,6 +369,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
             product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
                 s, lane_rows_first<ROW_BYTES>(q_stage + q_row * ROW_BYTES, lane),
                 lane_chunks_first<ROW_BYTES>(k_smem + k_row * ROW_BYTES, lane));
+            const Step before = step_before(step, block);
+            add_staged(p, before, staged, is_first(step, block) ? 0 : rows_of(p, before));
             clear(ds);
             product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
                 ds, lane_rows_first<ROW_BYTES>(do_stage + q_row * ROW_BYTES, lane),
@@ -392,12 +401,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                 }
             }
         }
-        if (thread_index() == 0 && must_wait(p, step, block)) await_turn(turn_of(p, step), block.tile, seen);
-        // p and ds are here, it is this thread block's turn at the dq tile, and what it wrote to the last one is on its way.
-        __syncthreads();
-        float dq[MT_Q][NT_Q][4];
-        access_dq<LOAD>(p, step, dq);  // arrives under the products of dv and dk
-        if (thread_index() == THREADS - 1 && !is_first(step, block)) pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
+        __syncthreads();  // p and ds are here
+        if (thread_index() == 0) seen = look_for_turn(p, step, block);
         {
             const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
             const u32 kv_chunk = (warp >> 1) * (KV_TILE / 4) * 2, d_chunk = (warp & 1) * (HEAD_DIM / 2) * 2;  // bytes
@@ -406,16 +411,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
             product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
                 dk, lane_chunks_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES, lane) ^ kv_chunk,
                 lane_rows_first<ROW_BYTES>(q_stage, lane) ^ d_chunk);
+            if (thread == THREADS - 1 && !is_first(step, block)) pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
+            float dq[MT_Q][NT_Q][4];
+            clear(dq);
             const int q_row = (warp & 1) * (Q_TILE / 2), column_bytes = (warp >> 1) * (HEAD_DIM / 4) * 2;
             product<MT_Q, NT_Q, KV_TILE, P_ROW_BYTES, ROW_BYTES, false, true>(
                 dq, lane_rows_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES + q_row * P_ROW_BYTES, lane),
                 lane_rows_first<ROW_BYTES>(k_smem, lane) ^ column_bytes);
+            stage_dq(staged, dq);
         }
-        access_dq<STORE>(p, step, dq);
         if (is_last(step, block)) break;
         step = step_after(step, block);
         stage ^= 1;
     }
+    if (thread_index() == 0) await_turn(p, step, block, seen);
+    __syncthreads();
+    add_staged(p, step, staged, rows_of(p, step));
     __syncthreads();
     if (thread_index() == THREADS - 1) pass_turn(turn_of(p, step), block.tile + 1);
     add_to_page(p, dk, 0, block);
