@@ -3,21 +3,26 @@
 // Owns the order in which sums are added. Must not know tiers, groups or how pages were chosen.
 //
 // Floor: five products, 10 * Dh FLOP per visible (query, key, head); their rate decides, as in the forward. Shared memory per
-// 64 queries x 128 keys, Dh 128: s and dp 128 KiB each, dv and dk 96 KiB each, dq 128 KiB, p and ds written 32 KiB, loads
-// 32 KiB: about 5000 cycles at 128 B per cycle against 4100 of mma.sync on an H200: together at best 490 TFLOP/s there.
+// 64 queries x 128 keys, Dh 128: s and dp 128 KiB each, dv and dk 96 KiB each, dq 128 KiB, p and ds written 32 KiB, dq staged
+// 64 KiB, loads 32 KiB: about 5500 cycles at 128 B per cycle against 4100 of mma.sync on an H200: at best 450 TFLOP/s there.
 //
-// Choice: one thread block owns 128 keys (KV_TILE) of one KV head and walks over every query of the H / G heads that can
-// see them; dk and dv stay in registers and are added to the page once, without atomics. Two kernels, one owning keys and
-// one owning queries, would need seven products. dq is therefore shared: its f32 tile (64 queries, head) is added to by
-// every thread block that sees it, in the order of the page list. Each tile has a turn counter: a thread block waits until
-// the one before it in the list has added, adds, and passes the turn on. All walk from the last query to the first, so
-// they follow each other one tile apart and do not wait once under way. Thread blocks take their keys by a ticket, so that whoever
-// is waited for has started.
+// Choice: one thread block owns KV_TILE keys of one KV head and walks over every query of the H / G heads that can see them; dk
+// and dv stay in registers and are added to the page once, without atomics. (Two kernels, one owning keys and one owning
+// queries, would need seven products.) dq is therefore shared: its f32 tile (Q_TILE queries, head) is added to by every thread
+// block that sees it, in the order of the page list. Each tile has a turn counter: a thread block waits until the one
+// before it in the list has added, adds, and passes the turn on. All walk from the last query to the first, heads innermost, so
+// they follow each other a step apart and do not wait once under way; thread blocks take their keys by a ticket, so that
+// whoever is waited for has started. A step adds its dq while the next one's scores are computed.
+//
+// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01, FLOP counted as above: 279 TFLOP/s at 16K causal, 295 at 8K queries x 64K keys
+// (FlashAttention-2 in the same run: 302 at 16K), 45 % of what mma.sync reaches; 243 and 251 at Dh 64. Without waiting for turns
+// 291 and 300, without adding dq at all 330 and 340. Tried and slower: adding dq from registers (259, 267), reading and writing it
+// plainly in turns (219, 225), bulk copies that add, one per row (211, 219).
 #include "attention.cuh"
 
-// Multiples of 64 and 32 that fit in shared memory; see `shared_bytes` in the launcher.
+// What fits in shared memory; the launcher gives smaller tiles where there is less of it (see its `backward_shared_bytes`).
 #ifndef Q_TILE
-#define Q_TILE 64
+#define Q_TILE (HEAD_DIM == 64 ? 128 : 64)
 #endif
 #ifndef KV_TILE
 #define KV_TILE (PAGE_TOKENS % 128 == 0 ? 128 : 64)
@@ -30,7 +35,7 @@ constexpr int Q_TILE_BYTES = Q_TILE * ROW_BYTES;
 constexpr int KV_TILE_BYTES = KV_TILE * ROW_BYTES;
 constexpr int P_TILE_BYTES = Q_TILE * P_ROW_BYTES;
 constexpr int TILES_PER_PAGE = PAGE_TOKENS / KV_TILE;
-constexpr int DQ_ROW_BYTES = HEAD_DIM * 4 + 32;  // padded: the rows that a warp stages at once share no bank
+constexpr int DQ_ROW_BYTES = HEAD_DIM + 32;  // a warp's quarter of a row, padded: rows that it stages at once share no bank
 
 // Eight warps: over a score tile [Q_TILE, KV_TILE] as 2 x 4, over dk and dv [KV_TILE, Dh] as 4 x 2, over dq [Q_TILE, Dh] as 2 x 4.
 constexpr int MT_S = Q_TILE / 2 / 16, NT_S = KV_TILE / 4 / 8;
@@ -95,6 +100,26 @@ __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
+}
+
+// ---- arrivals ----
+
+// A barrier in shared memory that completes a phase when what every thread copied before `arrive` is there. Waiting for it does not
+// make warps wait for each other.
+__device__ __forceinline__ void arrival_init(u32 barrier) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void await_arrival(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;}"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
 }
 
 // ---- turns ----
@@ -189,11 +214,10 @@ __device__ __forceinline__ u32* turn_of(const AttentionBackwardParams& p, Step s
     return p.turns + 1 + (i64)step.q_tile * p.num_heads + step.head;
 }
 
-// This warp's part of the product into the staging rows.
+// This warp's part of the product into its own staging rows.
 __device__ __forceinline__ void stage_dq(u32 staged, const float (&dq)[MT_Q][NT_Q][4]) {
     const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
-    const int row = (warp & 1) * (Q_TILE / 2) + (lane >> 2), column = (warp >> 1) * (HEAD_DIM / 4) + (lane & 3) * 2;
-    const u32 to = staged + row * DQ_ROW_BYTES + column * 4;
+    const u32 to = staged + (warp * (Q_TILE / 2) + (lane >> 2)) * DQ_ROW_BYTES + (lane & 3) * 8;
 #pragma unroll
     for (int m = 0; m < MT_Q; m++)
 #pragma unroll
@@ -204,18 +228,20 @@ __device__ __forceinline__ void stage_dq(u32 staged, const float (&dq)[MT_Q][NT_
                              "f"(dq[m][n][half * 2]), "f"(dq[m][n][half * 2 + 1]) : "memory");
 }
 
-// The first `num_rows` staged rows into dq: whole rows of a warp, so that an instruction meets few cache lines; nobody waits for
-// the sums. Predicated rather than branched over, so that it mixes with the products around it.
+// What this warp staged into the dq tile, of which `num_rows` exist, 128 or 64 bytes of a row together; nobody waits for the sums.
+// Predicated rather than branched over, so that it mixes with the products around it.
 __device__ __forceinline__ void add_staged(const AttentionBackwardParams& p, Step step, u32 staged, int num_rows) {
-    constexpr int LANES = HEAD_DIM / 4, ROWS = THREADS / LANES;  // lanes of a row, rows at a time
-    const int thread = thread_index(), lane = thread % LANES;
+    constexpr int LANES = HEAD_DIM / 16, ROWS = 32 / LANES;  // lanes of a row, rows at a time
+    const int thread = thread_index(), warp = thread >> 5, lane = thread % LANES;
+    const int first_row = (thread & 31) / LANES;
     const i64 row_stride = (i64)p.num_heads * HEAD_DIM;
-    float* dst = p.dq + ((i64)step.q_tile * Q_TILE * p.num_heads + step.head) * HEAD_DIM;
+    float* dst = p.dq + ((i64)step.q_tile * Q_TILE * p.num_heads + step.head) * HEAD_DIM + (warp >> 1) * (HEAD_DIM / 4);
+    const u32 source = staged + (warp * (Q_TILE / 2) + first_row) * DQ_ROW_BYTES;
 #pragma unroll
-    for (int pass = 0; pass < Q_TILE / ROWS; pass++) {
-        const int row = thread / LANES + pass * ROWS;
+    for (int pass = 0; pass < Q_TILE / 2 / ROWS; pass++) {
+        const int row = (warp & 1) * (Q_TILE / 2) + first_row + pass * ROWS;
         float* to = dst + row * row_stride;
-        const u32 from = staged + row * DQ_ROW_BYTES;
+        const u32 from = source + pass * ROWS * DQ_ROW_BYTES;
 #if __CUDA_ARCH__ >= 900
         float x, y, z, w;
         asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x), "=f"(y), "=f"(z), "=f"(w) : "r"(from + lane * 16));
@@ -307,7 +333,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[MT_S][NT_S][4], const Att
 }
 
 // Starts copying a step's q, d_o, lse and delta.
-__device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, Step step, u32 tiles, u32 rows) {
+__device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, Step step, u32 tiles, u32 rows, u32 arrival) {
     const int t0 = step.q_tile * Q_TILE, num_rows = min(Q_TILE, p.num_queries - t0);
     const i64 row_stride = (i64)p.num_heads * HEAD_DIM, offset = t0 * row_stride + step.head * HEAD_DIM;
     copy_tile_async<Q_TILE, THREADS>(tiles, p.q + offset, row_stride, num_rows);
@@ -318,7 +344,7 @@ __device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, S
         const int row = thread & (Q_TILE - 1);
         copy_async_4(rows + thread * 4, src + (i64)(t0 + min(row, num_rows - 1)) * p.num_heads + step.head, 4);
     }
-    copy_async_commit();
+    arrive(arrival);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(const AttentionBackwardParams p) {
@@ -328,9 +354,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
     const u32 q_smem = v_smem + KV_TILE_BYTES;         // two of: q, d_o
     const u32 p_smem = q_smem + 4 * Q_TILE_BYTES;      // p, then ds
     const u32 rows_smem = p_smem + 2 * P_TILE_BYTES;   // two of: lse, delta, f32 [Q_TILE]
-    const u32 staged = rows_smem + 4 * Q_TILE * 4;     // dq, f32 [Q_TILE] of DQ_ROW_BYTES
+    const u32 staged = rows_smem + 4 * Q_TILE * 4;     // dq, f32, of 8 warps [Q_TILE / 2] of DQ_ROW_BYTES
+    const u32 arrivals = staged + 4 * Q_TILE * DQ_ROW_BYTES;  // two
 
-    if (thread_index() == 0) take_block(p, block);
+    if (thread_index() == 0) {
+        take_block(p, block);
+        arrival_init(arrivals);
+        arrival_init(arrivals + 8);
+    }
     __syncthreads();
     if (block.valid_rows <= 0 || block.q_last < block.q_first) return;
 
@@ -342,25 +373,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
         copy_tile_async<KV_TILE, THREADS>(v_smem, tile + page_offset(slot, 1, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
     }
     Step step = {block.q_last, block.first_head};
-    int stage = 0;
-    copy_queries(p, step, q_smem, rows_smem);
+    int num_steps = 0;
+    copy_queries(p, step, q_smem, rows_smem, arrivals);
 
     float dk[MT_KV][NT_KV][4], dv[MT_KV][NT_KV][4];
     clear(dk);
     clear(dv);
     u32 seen = 0;
+    if (thread_index() == 0) seen = look_for_turn(p, step, block);
     while (true) {
-        // q, d_o, lse, delta are here, every warp has finished with the step before and staged its dq, and it is our turn there.
-        copy_async_wait<0>();
-        if (thread_index() == 0 && !is_first(step, block)) await_turn(p, step_before(step, block), block, seen);
-        __syncthreads();
-        if (!is_last(step, block)) {
-            copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES,
-                         rows_smem + (stage ^ 1) * 2 * Q_TILE * 4);
-        }
-        const int t0 = step.q_tile * Q_TILE;
-
+        const int t0 = step.q_tile * Q_TILE, stage = num_steps & 1;
         const u32 q_stage = q_smem + stage * 2 * Q_TILE_BYTES, do_stage = q_stage + Q_TILE_BYTES;
+        await_arrival(arrivals + stage * 8, (num_steps >> 1) & 1);
+        u32 probs[MT_S][NT_S][2], grads[MT_S][NT_S][2];  // pairs of bf16
         {
             const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
             const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
@@ -386,7 +411,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                     const int row = q_row + m * 16 + half * 8 + (lane >> 2);
                     const float lse = load_shared_f32(row_values + row * 4) * LOG2_E;
                     const float delta = load_shared_f32(row_values + (Q_TILE + row) * 4) * p.scale;
-                    const u32 at = swizzled<P_ROW_BYTES>(row, k_row / 8) + (lane & 3) * 4;
 #pragma unroll
                     for (int n = 0; n < NT_S; n++) {
                         float prob[2], grad[2];
@@ -395,14 +419,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                             prob[i] = exp2_fast(fmaf(s[m][n][half * 2 + i], p.scale_log2, -lse));
                             grad[i] = prob[i] * fmaf(ds[m][n][half * 2 + i], p.scale, -delta);
                         }
-                        store_shared(p_smem + (at ^ (n << 4)), pack_bf16(prob[0], prob[1]));
-                        store_shared(p_smem + P_TILE_BYTES + (at ^ (n << 4)), pack_bf16(grad[0], grad[1]));
+                        probs[m][n][half] = pack_bf16(prob[0], prob[1]);
+                        grads[m][n][half] = pack_bf16(grad[0], grad[1]);
                     }
                 }
             }
         }
+        if (thread_index() == 0) await_turn(p, step, block, seen);
+        // Every warp has finished with the products of the step before and added its dq; from here on it is our turn at this step's.
+        __syncthreads();
+        {
+            const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+            const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
+            const u32 at = p_smem + swizzled<P_ROW_BYTES>(q_row + (lane >> 2), k_row / 8) + (lane & 3) * 4;
+#pragma unroll
+            for (int m = 0; m < MT_S; m++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+#pragma unroll
+                    for (int n = 0; n < NT_S; n++) {
+                        const u32 to = (at ^ (n << 4)) + (m * 16 + half * 8) * P_ROW_BYTES;
+                        store_shared(to, probs[m][n][half]);
+                        store_shared(to + P_TILE_BYTES, grads[m][n][half]);
+                    }
+                }
+            }
+        }
+        if (!is_last(step, block)) {
+            copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES, rows_smem + (stage ^ 1) * 2 * Q_TILE * 4,
+                         arrivals + (stage ^ 1) * 8);
+        }
         __syncthreads();  // p and ds are here
-        if (thread_index() == 0) seen = look_for_turn(p, step, block);
+        if (thread_index() == 0 && !is_last(step, block)) seen = look_for_turn(p, step_after(step, block), block);
         {
             const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
             const u32 kv_chunk = (warp >> 1) * (KV_TILE / 4) * 2, d_chunk = (warp & 1) * (HEAD_DIM / 2) * 2;  // bytes
@@ -419,13 +467,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
                 dq, lane_rows_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES + q_row * P_ROW_BYTES, lane),
                 lane_rows_first<ROW_BYTES>(k_smem, lane) ^ column_bytes);
             stage_dq(staged, dq);
+            __syncwarp();
         }
         if (is_last(step, block)) break;
         step = step_after(step, block);
-        stage ^= 1;
+        num_steps++;
     }
-    if (thread_index() == 0) await_turn(p, step, block, seen);
-    __syncthreads();
     add_staged(p, step, staged, rows_of(p, step));
     __syncthreads();
     if (thread_index() == THREADS - 1) pass_turn(turn_of(p, step), block.tile + 1);
