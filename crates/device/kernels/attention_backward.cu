@@ -14,10 +14,10 @@
 // they follow each other a step apart and do not wait once under way; thread blocks take their keys by a ticket, so that
 // whoever is waited for has started. A step adds its dq while the next one's scores are computed.
 //
-// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01, FLOP counted as above: 279 TFLOP/s at 16K causal, 295 at 8K queries x 64K keys
-// (FlashAttention-2 in the same run: 302 at 16K), 45 % of what mma.sync reaches; 243 and 251 at Dh 64. Without waiting for turns
-// 291 and 300, without adding dq at all 330 and 340. Tried and slower: adding dq from registers (259, 267), reading and writing it
-// plainly in turns (219, 225), bulk copies that add, one per row (211, 219).
+// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01, FLOP counted as above: 279 TFLOP/s at 16K causal, 295 at 8K queries x
+// 64K keys (FlashAttention-2 in the same run: 302 at 16K), 45 % of what mma.sync reaches; 243 and 251 at Dh 64. Without waiting
+// for turns 291 and 300, without adding dq at all 330 and 340. Tried and slower: adding dq from registers (259, 267), reading
+// and writing it plainly in turns (219, 225), bulk copies that add, one per row (211, 219).
 #include "attention.cuh"
 
 // What fits in shared memory; the launcher gives smaller tiles where there is less of it (see its `backward_shared_bytes`).
@@ -35,9 +35,11 @@ constexpr int Q_TILE_BYTES = Q_TILE * ROW_BYTES;
 constexpr int KV_TILE_BYTES = KV_TILE * ROW_BYTES;
 constexpr int P_TILE_BYTES = Q_TILE * P_ROW_BYTES;
 constexpr int TILES_PER_PAGE = PAGE_TOKENS / KV_TILE;
-constexpr int DQ_ROW_BYTES = HEAD_DIM + 32;  // a warp's quarter of a row, padded: rows that it stages at once share no bank
+// A warp's quarter of a row, padded: the rows that it stages at once share no bank.
+constexpr int DQ_ROW_BYTES = HEAD_DIM + 32;
 
-// Eight warps: over a score tile [Q_TILE, KV_TILE] as 2 x 4, over dk and dv [KV_TILE, Dh] as 4 x 2, over dq [Q_TILE, Dh] as 2 x 4.
+// Eight warps: over a score tile [Q_TILE, KV_TILE] as 2 x 4, over dk and dv [KV_TILE, Dh] as 4 x 2, over dq [Q_TILE, Dh] as
+// 2 x 4.
 constexpr int MT_S = Q_TILE / 2 / 16, NT_S = KV_TILE / 4 / 8;
 constexpr int MT_KV = KV_TILE / 4 / 16, NT_KV = HEAD_DIM / 2 / 8;
 constexpr int MT_Q = Q_TILE / 2 / 16, NT_Q = HEAD_DIM / 4 / 8;
@@ -104,8 +106,8 @@ __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
 
 // ---- arrivals ----
 
-// A barrier in shared memory that completes a phase when what every thread copied before `arrive` is there. Waiting for it does not
-// make warps wait for each other.
+// A barrier in shared memory that completes a phase when what every thread copied before `arrive` is there. Waiting for it does
+// not make warps wait for each other.
 __device__ __forceinline__ void arrival_init(u32 barrier) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
@@ -228,8 +230,8 @@ __device__ __forceinline__ void stage_dq(u32 staged, const float (&dq)[MT_Q][NT_
                              "f"(dq[m][n][half * 2]), "f"(dq[m][n][half * 2 + 1]) : "memory");
 }
 
-// What this warp staged into the dq tile, of which `num_rows` exist, 128 or 64 bytes of a row together; nobody waits for the sums.
-// Predicated rather than branched over, so that it mixes with the products around it.
+// What this warp staged into the dq tile, of which `num_rows` exist, 128 or 64 bytes of a row together; nobody waits for the
+// sums. Predicated rather than branched over, so that it mixes with the products around it.
 __device__ __forceinline__ void add_staged(const AttentionBackwardParams& p, Step step, u32 staged, int num_rows) {
     constexpr int LANES = HEAD_DIM / 16, ROWS = 32 / LANES;  // lanes of a row, rows at a time
     const int thread = thread_index(), warp = thread >> 5, lane = thread % LANES;
@@ -426,7 +428,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
             }
         }
         if (thread_index() == 0) await_turn(p, step, block, seen);
-        // Every warp has finished with the products of the step before and added its dq; from here on it is our turn at this step's.
+        // Every warp has finished with the products of the step before and added its dq; from here on it is our turn at this
+        // step's.
         __syncthreads();
         {
             const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
@@ -446,8 +449,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
             }
         }
         if (!is_last(step, block)) {
-            copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES, rows_smem + (stage ^ 1) * 2 * Q_TILE * 4,
-                         arrivals + (stage ^ 1) * 8);
+            copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES,
+                         rows_smem + (stage ^ 1) * 2 * Q_TILE * 4, arrivals + (stage ^ 1) * 8);
         }
         __syncthreads();  // p and ds are here
         if (thread_index() == 0 && !is_last(step, block)) seen = look_for_turn(p, step_after(step, block), block);
@@ -455,11 +458,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
             const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
             const u32 kv_chunk = (warp >> 1) * (KV_TILE / 4) * 2, d_chunk = (warp & 1) * (HEAD_DIM / 2) * 2;  // bytes
             product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
-                dv, lane_chunks_first<P_ROW_BYTES>(p_smem, lane) ^ kv_chunk, lane_rows_first<ROW_BYTES>(do_stage, lane) ^ d_chunk);
+                dv, lane_chunks_first<P_ROW_BYTES>(p_smem, lane) ^ kv_chunk,
+                lane_rows_first<ROW_BYTES>(do_stage, lane) ^ d_chunk);
             product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
                 dk, lane_chunks_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES, lane) ^ kv_chunk,
                 lane_rows_first<ROW_BYTES>(q_stage, lane) ^ d_chunk);
-            if (thread == THREADS - 1 && !is_first(step, block)) pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
+            if (thread == THREADS - 1 && !is_first(step, block))
+                pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
             float dq[MT_Q][NT_Q][4];
             clear(dq);
             const int q_row = (warp & 1) * (Q_TILE / 2), column_bytes = (warp >> 1) * (HEAD_DIM / 4) * 2;
@@ -480,18 +485,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(cons
     add_to_page(p, dv, 1, block);
 }
 
+struct AttentionDeltaParams {
+    float* delta;          // [T, H]
+    const bf16_bits* o;    // [T, H, Dh]
+    const bf16_bits* d_o;  // [T, H, Dh]
+    i64 num_rows;          // T * H
+};
+
 // delta[t, h] = sum over d of o * d_o, f32. One warp per (t, h); reads 4 * Dh bytes, writes 4: bandwidth decides.
-extern "C" __global__ void __launch_bounds__(256) attention_delta(float* delta, const bf16_bits* o, const bf16_bits* d_o, i64 num_rows) {
+extern "C" __global__ void __launch_bounds__(256) attention_delta(const AttentionDeltaParams p) {
     const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
-    if (row >= num_rows) return;
+    if (row >= p.num_rows) return;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 64; i++) {
-        u32 a = ((const u32*)(o + row * HEAD_DIM))[i * 32 + lane], b = ((const u32*)(d_o + row * HEAD_DIM))[i * 32 + lane];
+        u32 a = ((const u32*)(p.o + row * HEAD_DIM))[i * 32 + lane], b = ((const u32*)(p.d_o + row * HEAD_DIM))[i * 32 + lane];
         sum += bf16_low(a) * bf16_low(b) + bf16_high(a) * bf16_high(b);
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (lane == 0) delta[row] = sum;
+    if (lane == 0) p.delta[row] = sum;
 }

@@ -12,8 +12,8 @@
 // two thread blocks per multiprocessor so that one's softmax hides under the other's products. The softmax starts from the
 // carry: (normalised output, lse) is the same state as (unnormalised output, maximum, sum) with maximum = lse, sum = 1.
 //
-// Measured, H200, H 28, G 4, P 128, 2026-12-01: 377 TFLOP/s at 16K causal, 376 at 8K queries x 64K keys, Dh 128 (FlashAttention-2 in
-// the same run: 341 at 16K), 61 % of what mma.sync reaches; 301 at 16K, Dh 64, where the exponentials decide.
+// Measured, H200, H 28, G 4, P 128, 2026-12-01: 377 TFLOP/s at 16K causal, 376 at 8K queries x 64K keys, Dh 128 (FlashAttention-2
+// in the same run: 341 at 16K), 61 % of what mma.sync reaches; 301 at 16K, Dh 64, where the exponentials decide.
 #include "attention.cuh"
 
 constexpr int Q_TILE = 128;
