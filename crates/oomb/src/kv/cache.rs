@@ -1,8 +1,8 @@
 //! Frames of one slab (keys and values, or their gradients): which page is in which slot, and the copies that make it so.
 //!
 //! It must not know what the pages mean nor who asks. Every hand-over has an event in both directions: compute waits for
-//! a copy in; a copy in waits for compute and for the copy out that emptied the slot; a copy out waits for compute, and
-//! for the copy in that last read the host slot.
+//! a copy in; a copy in waits for compute, for the copy out that emptied the slot and for the one that filled the host slot;
+//! a copy out waits for compute, which has waited for the copy in that last read the host slot.
 
 use super::{Batch, KvLayout, KvMemory, Traffic};
 use oomb_device::ops::attention::PageRef;
@@ -34,8 +34,6 @@ struct Home<B: Backend> {
     on_host: u64,
     /// The last copy out to the arena.
     saved: Option<B::Event>,
-    /// The last copy in from the arena.
-    loaded: Option<B::Event>,
 }
 
 /// The frames of one slab.
@@ -58,7 +56,7 @@ impl<B: Backend> Cache<B> {
         assert!(layout.shape.group_pages <= 64, "a group has at most 64 pages");
         let frame =
             |_| Frame { content: None, valid: 0, dirty: 0, pins: 0, last_use: 0, computed: None, loaded: None, saved: None };
-        let home = |_| Home { frame: None, on_host: 0, saved: None, loaded: None };
+        let home = |_| Home { frame: None, on_host: 0, saved: None };
         Self {
             slab: memory.slab,
             traffic: Traffic::default(),
@@ -216,7 +214,7 @@ impl<B: Backend> Cache<B> {
             return;
         }
         let host = self.host.as_ref().expect("groups that stream have a home on the host");
-        for event in [&self.frames[index].computed, &self.homes[home].loaded].into_iter().flatten() {
+        if let Some(event) = &self.frames[index].computed {
             device.wait(Stream::Out, event);
         }
         let page_bytes = self.page_bytes();
@@ -246,9 +244,7 @@ impl<B: Backend> Cache<B> {
             device.copy_in(self.slab.buffer(), self.device_offset(index, page), host, host_offset, bytes);
             self.traffic.in_bytes += bytes;
         }
-        let event = device.record(Stream::In);
-        self.homes[home].loaded = Some(event.clone());
-        self.frames[index].loaded = Some(event);
+        self.frames[index].loaded = Some(device.record(Stream::In));
         self.frames[index].valid |= missing;
     }
 

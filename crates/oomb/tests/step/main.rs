@@ -1,0 +1,7 @@
+//! Whole steps of small models on the CPU backend: gradients, what must not change them, and the memory they take.
+
+mod common;
+mod gradient;
+mod invariance;
+mod plan;
+mod store;
