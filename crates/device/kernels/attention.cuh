@@ -175,6 +175,27 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ---- arrivals ----
+
+// A barrier in shared memory that completes a phase when what every thread copied before `arrive` is there. Waiting for it does
+// not make warps wait for each other.
+template <int THREADS>
+__device__ __forceinline__ void arrival_init(u32 barrier) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void await_arrival(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;}"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+
 // ---- tiles from device memory ----
 
 // Starts copying ROWS rows of HEAD_DIM bf16, `row_stride` elements apart, into a swizzled tile. Rows from `valid_rows` on

@@ -104,26 +104,6 @@ __device__ __forceinline__ void clear(float (&c)[MT][NT][4]) {
             for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
 }
 
-// ---- arrivals ----
-
-// A barrier in shared memory that completes a phase when what every thread copied before `arrive` is there. Waiting for it does
-// not make warps wait for each other.
-__device__ __forceinline__ void arrival_init(u32 barrier) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "n"(THREADS) : "memory");
-}
-
-__device__ __forceinline__ void arrive(u32 barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void await_arrival(u32 barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;}"
-                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    } while (!done);
-}
-
 // ---- turns ----
 
 // What other thread blocks added before they passed the turn on comes before what follows here.
@@ -334,10 +314,43 @@ __device__ __forceinline__ void mask_scores(float (&s)[MT_S][NT_S][4], const Att
     }
 }
 
+// Shared memory: bytes from `smem` on.
+struct Places {
+    u32 k, v;
+    u32 queries;   // two stages of q, d_o
+    u32 p, ds;
+    u32 rows;      // two stages of lse, delta, f32 [Q_TILE]
+    u32 staged;    // dq, f32, of 8 warps [Q_TILE / 2] of DQ_ROW_BYTES
+    u32 arrivals;  // one per stage
+};
+
+__device__ __forceinline__ Places places(const void* smem) {
+    Places at;
+    at.k = shared_address(smem);
+    at.v = at.k + KV_TILE_BYTES;
+    at.queries = at.v + KV_TILE_BYTES;
+    at.p = at.queries + 4 * Q_TILE_BYTES;
+    at.ds = at.p + P_TILE_BYTES;
+    at.rows = at.ds + P_TILE_BYTES;
+    at.staged = at.rows + 4 * Q_TILE * 4;
+    at.arrivals = at.staged + 4 * Q_TILE * DQ_ROW_BYTES;
+    return at;
+}
+
+// This thread block's keys and values; arrives with the first step's queries.
+__device__ __forceinline__ void copy_keys(const AttentionBackwardParams& p, const volatile Block& block, const Places& at) {
+    const bf16_bits* tile = p.kv + block.row * HEAD_DIM;
+    const u32 slot = p.refs[block.page].slot;
+    const int valid_rows = block.valid_rows, kv_head = block.kv_head;
+    copy_tile_async<KV_TILE, THREADS>(at.k, tile + page_offset(slot, 0, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
+    copy_tile_async<KV_TILE, THREADS>(at.v, tile + page_offset(slot, 1, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
+}
+
 // Starts copying a step's q, d_o, lse and delta.
-__device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, Step step, u32 tiles, u32 rows, u32 arrival) {
+__device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, Step step, const Places& at, int stage) {
     const int t0 = step.q_tile * Q_TILE, num_rows = min(Q_TILE, p.num_queries - t0);
     const i64 row_stride = (i64)p.num_heads * HEAD_DIM, offset = t0 * row_stride + step.head * HEAD_DIM;
+    const u32 tiles = at.queries + stage * 2 * Q_TILE_BYTES, rows = at.rows + stage * 2 * Q_TILE * 4;
     copy_tile_async<Q_TILE, THREADS>(tiles, p.q + offset, row_stride, num_rows);
     copy_tile_async<Q_TILE, THREADS>(tiles + Q_TILE_BYTES, p.d_o + offset, row_stride, num_rows);
     const int thread = thread_index();
@@ -346,139 +359,139 @@ __device__ __forceinline__ void copy_queries(const AttentionBackwardParams& p, S
         const int row = thread & (Q_TILE - 1);
         copy_async_4(rows + thread * 4, src + (i64)(t0 + min(row, num_rows - 1)) * p.num_heads + step.head, 4);
     }
-    arrive(arrival);
+    arrive(at.arrivals + stage * 8);
+}
+
+// This warp's probabilities and score gradients (times scale) of a step, as pairs of bf16.
+struct Scores {
+    u32 p[MT_S][NT_S][2], ds[MT_S][NT_S][2];
+};
+
+// Computes them, and on the way adds what the step before left staged.
+__device__ __forceinline__ Scores scores(const AttentionBackwardParams& p, const volatile Block& block, Step step,
+                                         const Places& at, int stage) {
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
+    const u32 queries = at.queries + stage * 2 * Q_TILE_BYTES + q_row * ROW_BYTES;
+    float s[MT_S][NT_S][4], ds[MT_S][NT_S][4];
+    clear(s);
+    product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
+        s, lane_rows_first<ROW_BYTES>(queries, lane), lane_chunks_first<ROW_BYTES>(at.k + k_row * ROW_BYTES, lane));
+    const Step before = step_before(step, block);
+    add_staged(p, before, at.staged, is_first(step, block) ? 0 : rows_of(p, before));
+    clear(ds);
+    product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
+        ds, lane_rows_first<ROW_BYTES>(queries + Q_TILE_BYTES, lane),
+        lane_chunks_first<ROW_BYTES>(at.v + k_row * ROW_BYTES, lane));
+    mask_scores(s, p, step.q_tile * Q_TILE, block.position);
+
+    Scores out;
+    const u32 rows = at.rows + stage * 2 * Q_TILE * 4;
+#pragma unroll
+    for (int m = 0; m < MT_S; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = q_row + m * 16 + half * 8 + (lane >> 2);
+            const float lse = load_shared_f32(rows + row * 4) * LOG2_E;
+            const float delta = load_shared_f32(rows + (Q_TILE + row) * 4) * p.scale;
+#pragma unroll
+            for (int n = 0; n < NT_S; n++) {
+                float prob[2], grad[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    prob[i] = exp2_fast(fmaf(s[m][n][half * 2 + i], p.scale_log2, -lse));
+                    grad[i] = prob[i] * fmaf(ds[m][n][half * 2 + i], p.scale, -delta);
+                }
+                out.p[m][n][half] = pack_bf16(prob[0], prob[1]);
+                out.ds[m][n][half] = pack_bf16(grad[0], grad[1]);
+            }
+        }
+    }
+    return out;
+}
+
+__device__ __forceinline__ void store_scores(const Scores& scores, const Places& at) {
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
+    const u32 first = swizzled<P_ROW_BYTES>(q_row + (lane >> 2), k_row / 8) + (lane & 3) * 4;
+#pragma unroll
+    for (int m = 0; m < MT_S; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int n = 0; n < NT_S; n++) {
+                const u32 to = (first ^ (n << 4)) + (m * 16 + half * 8) * P_ROW_BYTES;
+                store_shared(at.p + to, scores.p[m][n][half]);
+                store_shared(at.ds + to, scores.ds[m][n][half]);
+            }
+        }
+    }
+}
+
+// dv += pT do, dk += dsT q.
+__device__ __forceinline__ void add_key_products(float (&dk)[MT_KV][NT_KV][4], float (&dv)[MT_KV][NT_KV][4], const Places& at,
+                                                 int stage) {
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const u32 kv_bytes = (warp >> 1) * (KV_TILE / 4) * 2, d_bytes = (warp & 1) * (HEAD_DIM / 2) * 2;  // this warp's columns
+    const u32 queries = at.queries + stage * 2 * Q_TILE_BYTES;
+    product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
+        dv, lane_chunks_first<P_ROW_BYTES>(at.p, lane) ^ kv_bytes,
+        lane_rows_first<ROW_BYTES>(queries + Q_TILE_BYTES, lane) ^ d_bytes);
+    product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
+        dk, lane_chunks_first<P_ROW_BYTES>(at.ds, lane) ^ kv_bytes, lane_rows_first<ROW_BYTES>(queries, lane) ^ d_bytes);
+}
+
+// dq = ds k, staged.
+__device__ __forceinline__ void stage_query_product(const Places& at) {
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const int q_row = (warp & 1) * (Q_TILE / 2), d_bytes = (warp >> 1) * (HEAD_DIM / 4) * 2;
+    float dq[MT_Q][NT_Q][4];
+    clear(dq);
+    product<MT_Q, NT_Q, KV_TILE, P_ROW_BYTES, ROW_BYTES, false, true>(
+        dq, lane_rows_first<P_ROW_BYTES>(at.ds + q_row * P_ROW_BYTES, lane), lane_rows_first<ROW_BYTES>(at.k, lane) ^ d_bytes);
+    stage_dq(at.staged, dq);
+    __syncwarp();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward(const AttentionBackwardParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
     __shared__ volatile Block block;
-    const u32 k_smem = shared_address(smem), v_smem = k_smem + KV_TILE_BYTES;
-    const u32 q_smem = v_smem + KV_TILE_BYTES;         // two of: q, d_o
-    const u32 p_smem = q_smem + 4 * Q_TILE_BYTES;      // p, then ds
-    const u32 rows_smem = p_smem + 2 * P_TILE_BYTES;   // two of: lse, delta, f32 [Q_TILE]
-    const u32 staged = rows_smem + 4 * Q_TILE * 4;     // dq, f32, of 8 warps [Q_TILE / 2] of DQ_ROW_BYTES
-    const u32 arrivals = staged + 4 * Q_TILE * DQ_ROW_BYTES;  // two
-
+    const Places at = places(smem);
     if (thread_index() == 0) {
         take_block(p, block);
-        arrival_init(arrivals);
-        arrival_init(arrivals + 8);
+        arrival_init<THREADS>(at.arrivals);
+        arrival_init<THREADS>(at.arrivals + 8);
     }
     __syncthreads();
     if (block.valid_rows <= 0 || block.q_last < block.q_first) return;
 
-    {
-        const bf16_bits* tile = p.kv + block.row * HEAD_DIM;
-        const u32 slot = p.refs[block.page].slot;
-        const int valid_rows = block.valid_rows, kv_head = block.kv_head;
-        copy_tile_async<KV_TILE, THREADS>(k_smem, tile + page_offset(slot, 0, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
-        copy_tile_async<KV_TILE, THREADS>(v_smem, tile + page_offset(slot, 1, kv_head, p.num_kv_heads), HEAD_DIM, valid_rows);
-    }
     Step step = {block.q_last, block.first_head};
-    int num_steps = 0;
-    copy_queries(p, step, q_smem, rows_smem, arrivals);
-
+    copy_keys(p, block, at);
+    copy_queries(p, step, at, 0);
     float dk[MT_KV][NT_KV][4], dv[MT_KV][NT_KV][4];
     clear(dk);
     clear(dv);
-    u32 seen = 0;
+    u32 seen = 0;  // of the turn at this step's dq; thread 0's
     if (thread_index() == 0) seen = look_for_turn(p, step, block);
-    while (true) {
-        const int t0 = step.q_tile * Q_TILE, stage = num_steps & 1;
-        const u32 q_stage = q_smem + stage * 2 * Q_TILE_BYTES, do_stage = q_stage + Q_TILE_BYTES;
-        await_arrival(arrivals + stage * 8, (num_steps >> 1) & 1);
-        u32 probs[MT_S][NT_S][2], grads[MT_S][NT_S][2];  // pairs of bf16
-        {
-            const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
-            const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
-            float s[MT_S][NT_S][4], ds[MT_S][NT_S][4];
-            clear(s);
-            product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
-                s, lane_rows_first<ROW_BYTES>(q_stage + q_row * ROW_BYTES, lane),
-                lane_chunks_first<ROW_BYTES>(k_smem + k_row * ROW_BYTES, lane));
-            const Step before = step_before(step, block);
-            add_staged(p, before, staged, is_first(step, block) ? 0 : rows_of(p, before));
-            clear(ds);
-            product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
-                ds, lane_rows_first<ROW_BYTES>(do_stage + q_row * ROW_BYTES, lane),
-                lane_chunks_first<ROW_BYTES>(v_smem + k_row * ROW_BYTES, lane));
-
-            mask_scores(s, p, t0, block.position);
-
-            const u32 row_values = rows_smem + stage * 2 * Q_TILE * 4;
-#pragma unroll
-            for (int m = 0; m < MT_S; m++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int row = q_row + m * 16 + half * 8 + (lane >> 2);
-                    const float lse = load_shared_f32(row_values + row * 4) * LOG2_E;
-                    const float delta = load_shared_f32(row_values + (Q_TILE + row) * 4) * p.scale;
-#pragma unroll
-                    for (int n = 0; n < NT_S; n++) {
-                        float prob[2], grad[2];
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            prob[i] = exp2_fast(fmaf(s[m][n][half * 2 + i], p.scale_log2, -lse));
-                            grad[i] = prob[i] * fmaf(ds[m][n][half * 2 + i], p.scale, -delta);
-                        }
-                        probs[m][n][half] = pack_bf16(prob[0], prob[1]);
-                        grads[m][n][half] = pack_bf16(grad[0], grad[1]);
-                    }
-                }
-            }
-        }
+    for (int num_steps = 0;; num_steps++) {
+        const int stage = num_steps & 1;
+        await_arrival(at.arrivals + stage * 8, (num_steps >> 1) & 1);
+        const Scores now = scores(p, block, step, at, stage);
         if (thread_index() == 0) await_turn(p, step, block, seen);
-        // Every warp has finished with the products of the step before and added its dq; from here on it is our turn at this
-        // step's.
+        // Every warp has finished with the products of the step before, and added its dq; it is our turn at this step's.
         __syncthreads();
-        {
-            const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
-            const int q_row = (warp & 1) * (Q_TILE / 2), k_row = (warp >> 1) * (KV_TILE / 4);
-            const u32 at = p_smem + swizzled<P_ROW_BYTES>(q_row + (lane >> 2), k_row / 8) + (lane & 3) * 4;
-#pragma unroll
-            for (int m = 0; m < MT_S; m++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-#pragma unroll
-                    for (int n = 0; n < NT_S; n++) {
-                        const u32 to = (at ^ (n << 4)) + (m * 16 + half * 8) * P_ROW_BYTES;
-                        store_shared(to, probs[m][n][half]);
-                        store_shared(to + P_TILE_BYTES, grads[m][n][half]);
-                    }
-                }
-            }
-        }
-        if (!is_last(step, block)) {
-            copy_queries(p, step_after(step, block), q_smem + (stage ^ 1) * 2 * Q_TILE_BYTES,
-                         rows_smem + (stage ^ 1) * 2 * Q_TILE * 4, arrivals + (stage ^ 1) * 8);
-        }
+        store_scores(now, at);
+        if (!is_last(step, block)) copy_queries(p, step_after(step, block), at, stage ^ 1);
         __syncthreads();  // p and ds are here
         if (thread_index() == 0 && !is_last(step, block)) seen = look_for_turn(p, step_after(step, block), block);
-        {
-            const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
-            const u32 kv_chunk = (warp >> 1) * (KV_TILE / 4) * 2, d_chunk = (warp & 1) * (HEAD_DIM / 2) * 2;  // bytes
-            product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
-                dv, lane_chunks_first<P_ROW_BYTES>(p_smem, lane) ^ kv_chunk,
-                lane_rows_first<ROW_BYTES>(do_stage, lane) ^ d_chunk);
-            product<MT_KV, NT_KV, Q_TILE, P_ROW_BYTES, ROW_BYTES, true, true>(
-                dk, lane_chunks_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES, lane) ^ kv_chunk,
-                lane_rows_first<ROW_BYTES>(q_stage, lane) ^ d_chunk);
-            if (thread == THREADS - 1 && !is_first(step, block))
-                pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
-            float dq[MT_Q][NT_Q][4];
-            clear(dq);
-            const int q_row = (warp & 1) * (Q_TILE / 2), column_bytes = (warp >> 1) * (HEAD_DIM / 4) * 2;
-            product<MT_Q, NT_Q, KV_TILE, P_ROW_BYTES, ROW_BYTES, false, true>(
-                dq, lane_rows_first<P_ROW_BYTES>(p_smem + P_TILE_BYTES + q_row * P_ROW_BYTES, lane),
-                lane_rows_first<ROW_BYTES>(k_smem, lane) ^ column_bytes);
-            stage_dq(staged, dq);
-            __syncwarp();
-        }
+        add_key_products(dk, dv, at, stage);
+        if (thread_index() == THREADS - 1 && !is_first(step, block))
+            pass_turn(turn_of(p, step_before(step, block)), block.tile + 1);
+        stage_query_product(at);
         if (is_last(step, block)) break;
         step = step_after(step, block);
-        num_steps++;
     }
-    add_staged(p, step, staged, rows_of(p, step));
+    add_staged(p, step, at.staged, rows_of(p, step));
     __syncthreads();
     if (thread_index() == THREADS - 1) pass_turn(turn_of(p, step), block.tile + 1);
     add_to_page(p, dk, 0, block);
