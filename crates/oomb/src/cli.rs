@@ -1,6 +1,12 @@
 //! Commands and their arguments. Each module holds one command; they must not know each other.
 
+mod eval;
+mod export;
+mod machine;
+mod plan;
 mod prepare;
+mod settings;
+mod train;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -17,12 +23,20 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Prepare(prepare::Args),
+    Plan(plan::Args),
+    Train(train::Args),
+    Eval(eval::Args),
+    Export(export::Args),
 }
 
 /// Runs a command.
 pub(crate) fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Prepare(args) => prepare::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Train(args) => train::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Export(args) => export::run(&args),
     }
 }
 

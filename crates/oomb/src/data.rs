@@ -10,7 +10,7 @@ mod source;
 mod tokenizer;
 mod windows;
 
-pub use dataset::{Dataset, Document, Index, Shard};
+pub use dataset::{Dataset, Document, Index, Shard, is_prepared};
 pub use error::{Error, Result};
 pub use order::{Cursor, Order};
 pub use prepare::{Advance, Existing, PrepareRequest, Prepared, prepare};

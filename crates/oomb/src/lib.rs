@@ -12,6 +12,7 @@ pub mod kv;
 pub mod metrics;
 pub mod model;
 pub mod plan;
+pub mod run;
 pub mod run_folder;
 pub mod schedule;
 pub mod train;

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 /// Name of the resolved configuration in a run's folder.
 pub const CONFIG_FILE: &str = "config.toml";
 
+/// Name of the folder of the trained model in a run's folder: a Hugging Face checkpoint.
+pub const MODEL_FOLDER: &str = "model";
+
 /// A folder that a run cannot have.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

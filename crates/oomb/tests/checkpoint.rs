@@ -173,7 +173,7 @@ fn nothing_is_overwritten_and_nothing_half_written_stays() {
     let failed = write(&folder.path().join("failed"), &export, |spec| {
         calls += 1;
         match calls {
-            3 => Err(oomb_device::Error::Failed { op: "download".into(), detail: "gone".into() }),
+            3 => Err(oomb_device::Error::Failed { op: "download".into(), detail: "gone".into() }.into()),
             _ => Ok(parameter(&source, spec)),
         }
     });

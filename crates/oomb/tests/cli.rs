@@ -44,7 +44,7 @@ fn prepare_refuses() {
     fs::write(dir.join("latin1.txt"), b"caf\xe9\n").unwrap();
     insta::assert_snapshot!(refused(dir, &["prepare", "latin1.txt", "--out", "out", "--tokenizer", "bytes"]), @"error: latin1.txt is not UTF-8 text: byte 3 is 0xe9; convert it, or leave it out");
     insta::assert_snapshot!(refused(dir, &["prepare", "none.txt", "--out", "out", "--tokenizer", "bytes"]), @"error: cannot read none.txt: No such file or directory (os error 2)");
-    insta::assert_snapshot!(refused(dir, &["prepare", "latin1.txt", "--out", "out", "--tokenizer", "byte"]), @"error: tokenizer byte: cannot read it: No such file or directory (os error 2)");
+    insta::assert_snapshot!(refused(dir, &["prepare", "latin1.txt", "--out", "out", "--tokenizer", "byte"]), @r#"error: tokenizer byte: cannot read it: No such file or directory (os error 2); give "bytes", a tokenizer.json, or a folder that has one"#);
     assert!(!dir.join("out").exists());
     assert_eq!(oomb(dir, &["prepare", "latin1.txt"]).0, 2);
 }

@@ -313,7 +313,7 @@ fn sources_are_prepared_once() {
 fn tokenizers_that_are_none() {
     let folder = tempfile::tempdir().unwrap();
     let load = |path: PathBuf| message(Tokenizer::load(&TokenizerSource::Path(path)), folder.path());
-    insta::assert_snapshot!(load(folder.path().to_path_buf()), @"tokenizer DIR/tokenizer.json: cannot read it: No such file or directory (os error 2)");
+    insta::assert_snapshot!(load(folder.path().to_path_buf()), @r#"tokenizer DIR/tokenizer.json: cannot read it: No such file or directory (os error 2); give "bytes", a tokenizer.json, or a folder that has one"#);
     fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
     let text = load(folder.path().join("tokenizer.json"));
     assert!(text.starts_with("tokenizer DIR/tokenizer.json: not a tokenizer.json: "), "{text}");

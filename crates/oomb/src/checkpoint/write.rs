@@ -82,11 +82,7 @@ pub fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
 ///
 /// # Panics
 /// If `values` returns another number of values than the parameter has.
-pub fn write(
-    out: &Path,
-    export: &Export<'_>,
-    values: impl FnMut(&ParamSpec) -> std::result::Result<Vec<f32>, oomb_device::Error>,
-) -> Result<()> {
+pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
     check_free(out)?;
     let parent = match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -126,11 +122,7 @@ fn sync(path: &Path) -> Result<()> {
     File::open(path).and_then(|file| file.sync_all()).map_err(Error::io("sync", path))
 }
 
-fn write_into(
-    folder: &Path,
-    export: &Export<'_>,
-    mut values: impl FnMut(&ParamSpec) -> std::result::Result<Vec<f32>, oomb_device::Error>,
-) -> Result<()> {
+fn write_into(folder: &Path, export: &Export<'_>, mut values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
     let specs = param_specs(export.config);
     let tensors: Vec<Tensor> = specs.iter().flat_map(tensors_of).collect();
     let shards = plan_shards(&tensors, export);

@@ -208,7 +208,7 @@ pub(super) fn read_index(folder: &Path) -> Result<Index> {
 }
 
 /// Whether a folder holds an index of ours, of any version.
-pub(super) fn is_prepared(folder: &Path) -> bool {
+pub fn is_prepared(folder: &Path) -> bool {
     let content = std::fs::read(folder.join(INDEX_FILE)).ok();
     let value = content.and_then(|content| serde_json::from_slice::<serde_json::Value>(&content).ok());
     value.is_some_and(|value| value.get("format").and_then(serde_json::Value::as_str) == Some(FORMAT))

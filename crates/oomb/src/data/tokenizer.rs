@@ -53,7 +53,8 @@ impl Tokenizer {
         };
         let path = if given.is_dir() { given.join("tokenizer.json") } else { given.clone() };
         let wrong = |detail: String| Error::Tokenizer { path: path.clone(), detail };
-        let content = std::fs::read(&path).map_err(|e| wrong(format!("cannot read it: {e}")))?;
+        let content = std::fs::read(&path)
+            .map_err(|e| wrong(format!("cannot read it: {e}; give \"bytes\", a tokenizer.json, or a folder that has one")))?;
         let mut inner = tokenizers::Tokenizer::from_bytes(&content).map_err(|e| wrong(format!("not a tokenizer.json: {e}")))?;
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         inner.with_padding(None);

@@ -1,0 +1,107 @@
+//! `oomb plan`: every buffer of a run, and whether they fit.
+
+use super::machine::open_device;
+use super::settings::Settings;
+use anyhow::Result;
+use clap::{Args as ClapArgs, ValueEnum};
+use oomb::config::{Config, parse_bytes};
+use oomb::plan::{Machine, Plan};
+use oomb::run::{self, ModelFiles};
+use oomb_device::DType;
+use std::path::{Path, PathBuf};
+
+/// Say what a run allocates, buffer by buffer, and whether it fits; nothing is allocated and no GPU is needed.
+///
+/// Without --device-memory the plan is for this machine. What does not fit ends with the sum, and the settings that would
+/// make it fit.
+#[derive(ClapArgs)]
+#[command(after_help = "Examples:
+  oomb plan --config configs/emma.toml
+  oomb plan --model qwen2.5-7b --sequence-tokens 1M --device-memory 139GiB --host-memory 125GiB --optimizer none
+  oomb plan --model models/my-checkpoint --sequence-tokens 256K --set kv.grad_dtype=bf16 --set schedule.chunk_tokens=4096")]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["config", "model"]))]
+pub(crate) struct Args {
+    /// Plan the run of this configuration file
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Plan for a built-in shape, or the folder of a Hugging Face checkpoint
+    #[arg(long, requires = "sequence_tokens")]
+    model: Option<String>,
+    /// Context length: 32768, 64K, 1M
+    #[arg(long, conflicts_with = "config")]
+    sequence_tokens: Option<String>,
+    /// Override a setting, as often as needed: section.key=value
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Plan for a GPU with this much free memory instead of this machine
+    #[arg(long, value_parser = bytes, requires = "host_memory")]
+    device_memory: Option<u64>,
+    /// Host memory that may be used beside that GPU
+    #[arg(long, value_parser = bytes, requires = "device_memory")]
+    host_memory: Option<u64>,
+    /// Whether the optimizer's state is part of the plan
+    #[arg(long, value_enum, default_value_t = Optimizer::Adamw)]
+    optimizer: Optimizer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Optimizer {
+    /// Forward and backward only
+    None,
+    /// f32 moments, and f32 master weights where weights are bf16
+    Adamw,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| format!("wanted bytes such as 64MiB or 125GiB, got {text:?}"))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let config = configuration(args)?;
+    let machine = match (args.device_memory, args.host_memory) {
+        (Some(device_memory), Some(host_memory)) => gpu(device_memory, host_memory),
+        _ => run::this_machine(&open_device(config.run.device, config.run.compute_dtype)?)?,
+    };
+    let mut request = run::request(&config, &ModelFiles::open(&config.model)?.config);
+    if let Some(training) = &mut request.training {
+        training.optimizer = args.optimizer == Optimizer::Adamw;
+    }
+    match Plan::new(&request, &machine) {
+        Ok(plan) => print!("{plan}"),
+        Err(refusal) => {
+            print!("{}", refusal.smallest);
+            return Err(refusal.into());
+        }
+    }
+    println!("it fits");
+    Ok(())
+}
+
+/// The configuration file, or one made of `--model` and `--sequence-tokens`; overrides apply to both.
+fn configuration(args: &Args) -> Result<Config> {
+    let Some(model) = &args.model else {
+        let path = args.config.as_deref().unwrap_or(Path::new(""));
+        return Ok(Config::load(path, &args.set)?);
+    };
+    let sequence_tokens = args.sequence_tokens.as_deref().unwrap_or_default();
+    let settings = Settings { command: "oomb plan", model, data: "none", sequence_tokens, tokenizer: None, set: &args.set };
+    settings.config()
+}
+
+/// A GPU as a plan sees it: bf16, with memory of its own.
+fn gpu(device_memory: u64, host_memory: u64) -> Machine {
+    Machine {
+        device: "a GPU".to_owned(),
+        compute_dtype: DType::Bf16,
+        element_bytes: [DType::Bf16, DType::F32, DType::F64, DType::U32].map(|dtype| match dtype {
+            DType::Bf16 => 2,
+            DType::F32 | DType::U32 => 4,
+            DType::F64 => 8,
+        }),
+        device_memory,
+        host_memory,
+        shared: false,
+        workspace_bytes: 0,
+    }
+}

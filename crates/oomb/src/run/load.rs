@@ -1,0 +1,97 @@
+//! Which model a configuration names, and its weights on their way to a device and back. It must not know the training
+//! loop.
+
+use super::{Error, Result};
+use crate::checkpoint::{self, Checkpoint, DEFAULT_MAX_SHARD_BYTES, Export, WeightType};
+use crate::config::{ModelSettings, ModelSource, nearest};
+use crate::engine::Engine;
+use crate::model::config::ModelConfig;
+use crate::model::families::replace_rope;
+use crate::model::presets::{PRESETS, preset};
+use oomb_device::{Backend, DType};
+use std::path::{Path, PathBuf};
+
+/// A model's shape, and the checkpoint that it comes from if it has one.
+pub struct ModelFiles {
+    /// The shape, with the configuration's own RoPE scaling.
+    pub config: ModelConfig,
+    checkpoint: Option<Checkpoint>,
+}
+
+impl ModelFiles {
+    /// Looks a preset up, or opens a checkpoint and checks that its tensors are the model's. Reads no weights.
+    ///
+    /// # Errors
+    /// If there is no such preset, or the checkpoint is not one that can be trained.
+    pub fn open(settings: &ModelSettings) -> Result<Self> {
+        let mut files = match &settings.source {
+            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None },
+            ModelSource::Path(folder) => {
+                let checkpoint = Checkpoint::open(folder)?;
+                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint) }
+            }
+        };
+        if let Some(parameters) = &settings.rope_scaling {
+            replace_rope(&mut files.config, parameters).map_err(|e| Error::Rope(e.to_string()))?;
+        }
+        Ok(files)
+    }
+
+    /// The checkpoint's tokenizer files, those that there are.
+    pub fn tokenizer_files(&self) -> Vec<PathBuf> {
+        self.checkpoint.as_ref().map_or_else(Vec::new, |checkpoint| checkpoint::tokenizer_files(checkpoint.folder()))
+    }
+}
+
+fn find_preset(name: &str) -> Result<ModelConfig> {
+    preset(name).ok_or_else(|| {
+        let hint = match nearest(name, PRESETS.into_iter()) {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("there are {}", PRESETS.join(", ")),
+        };
+        Error::UnknownPreset { name: name.to_owned(), hint }
+    })
+}
+
+/// Fills the engine's weights: from the checkpoint, or at random from `seed`.
+///
+/// # Errors
+/// If a weight file cannot be read.
+///
+/// # Panics
+/// If the engine was made for another model.
+pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed: u64) -> Result<()> {
+    let Engine { device, weights, config, .. } = engine;
+    let Some(checkpoint) = &files.checkpoint else {
+        weights.randomise(device, config, seed);
+        return Ok(());
+    };
+    device.fill(&mut weights.slab, 0.0);
+    for (spec, view) in weights.specs.iter().zip(&weights.views) {
+        for (name, rows) in &spec.sources {
+            device.upload(&mut view.narrow(rows.clone()), checkpoint.tensor(name)?.as_host());
+        }
+    }
+    Ok(())
+}
+
+/// Writes the engine's weights as a Hugging Face folder, in the type in which it computes; `tokenizer` are files to copy
+/// along.
+///
+/// # Errors
+/// If the folder exists and is not empty, the disk refuses, or the device fails.
+pub fn save_weights<B: Backend>(engine: &Engine<B>, files: &ModelFiles, tokenizer: &[PathBuf], out: &Path) -> Result<()> {
+    let weights = if engine.device.compute_dtype() == DType::Bf16 { WeightType::Bf16 } else { WeightType::F32 };
+    let export = Export {
+        config: &files.config,
+        config_json: files.checkpoint.as_ref().map(Checkpoint::config_json),
+        files: tokenizer,
+        weights,
+        max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
+    };
+    checkpoint::write(out, &export, |spec| {
+        let index = engine.weights.specs.iter().position(|own| own.id == spec.id).expect("the engine has every parameter");
+        Ok(engine.device.download_f32(&engine.weights.views[index])?)
+    })?;
+    Ok(())
+}
