@@ -89,7 +89,7 @@ pub struct KvSettings {
     /// Device bytes for pages and their gradients; the rest is in host memory. Default `auto` (`None`): what the device has
     /// left.
     pub device_budget_bytes: Option<u64>,
-    /// Consecutive pages moved together. Default `auto` (`None`): one chunk's pages.
+    /// Consecutive pages that move together, at most 64. Default `auto` (`None`): 16, long enough for the link's full rate.
     pub group_pages: Option<usize>,
     /// Groups fetched ahead of the one in use. Default 2: one arriving while one waits. 0 fetches on demand.
     pub prefetch_groups: usize,

@@ -131,10 +131,56 @@ pub struct DoesNotFit {
 /// Logits of a tile stay below this where the tile is not given.
 const TILE_BYTES: u64 = 512 << 20;
 
+impl Request {
+    /// The least that [`Self::device_budget`] can be: a chunk's own pages of one layer, the group in use, and those under
+    /// way; bytes.
+    pub fn smallest_budget(&self, machine: &Machine) -> u64 {
+        self.shape().min_frames(self.prefetch_groups) as u64 * self.frame_bytes(machine)
+    }
+
+    fn shape(&self) -> KvShape {
+        KvShape {
+            num_layers: self.model.num_layers,
+            num_pages: self.sequence_tokens.div_ceil(self.page_tokens),
+            chunk_pages: self.chunk_tokens / self.page_tokens,
+            group_pages: self.group_pages,
+        }
+    }
+
+    /// Bytes of one frame of pages and, in training, of their gradients.
+    fn frame_bytes(&self, machine: &Machine) -> u64 {
+        let elements: usize = self.page_shape(self.group_pages).iter().product();
+        let grads = self.training.map_or(0, |_| machine.bytes_of(self.grad_dtype));
+        elements as u64 * (machine.bytes_of(machine.compute_dtype) + grads)
+    }
+
+    fn page_shape(&self, slots: usize) -> [usize; 5] {
+        [slots, 2, self.model.num_kv_heads, self.page_tokens, self.model.head_dim]
+    }
+}
+
+fn too_small(budget: u64, smallest: u64, request: &Request) -> String {
+    format!(
+        "kv.device_budget = {} is too small: a chunk of {} tokens needs its own pages of one layer, the group in use and {} \
+         on their way on the device, {} in all\nset kv.device_budget = \"{}KiB\" or more, or take smaller chunks or groups \
+         (schedule.chunk_tokens, kv.group_pages, kv.prefetch_groups)",
+        Bytes(budget),
+        request.chunk_tokens,
+        request.prefetch_groups,
+        Bytes(smallest),
+        smallest.div_ceil(1 << 10),
+    )
+}
+
 impl Plan {
     /// Decides everything that `request` leaves open, in this order: keep as much of a chunk as fits beside the smallest
     /// ring of pages, then hold as many pages on the device as there is room for; the rest lives on the host.
     pub fn new(request: &Request, machine: &Machine) -> Result<Self, DoesNotFit> {
+        let smallest_budget = request.smallest_budget(machine);
+        if let Some(budget) = request.device_budget.filter(|&budget| budget < smallest_budget) {
+            let smallest = Self::with(&Request { device_budget: Some(smallest_budget), ..request.clone() }, machine, None);
+            return Err(DoesNotFit { message: too_small(budget, smallest_budget, request), smallest: Box::new(smallest) });
+        }
         let keeps = match request.training {
             None => vec![None],
             Some(Training { keep: Some(keep), .. }) => vec![Some(keep)],
@@ -187,40 +233,25 @@ impl Plan {
             (1 << rows.ilog2()).min(1024)
         });
         let loss_tile_tokens = tile.min(chunk_tokens(request));
-        let shape = KvShape {
-            num_layers: request.model.num_layers,
-            num_pages: request.sequence_tokens.div_ceil(request.page_tokens),
-            chunk_pages: request.chunk_tokens / request.page_tokens,
-            group_pages: request.group_pages,
-        };
+        let shape = request.shape();
         let whole = KvLayout::new(shape, shape.all_frames(), request.prefetch_groups).expect("all frames are enough");
         let (request, machine) = (request.clone(), machine.clone());
         let mut plan = Self { request, machine, keep, loss_tile_tokens, layout: whole, buffers: Vec::new() };
         plan.buffers = plan.table();
-        let paged: u64 = plan.frame_bytes() * whole.num_frames as u64;
+        let frame_bytes = plan.request.frame_bytes(&plan.machine);
+        let paged = frame_bytes * whole.num_frames as u64;
         let budget = match plan.request.device_budget {
             Some(budget) => budget,
             None if plan.machine.shared => paged,
             None => (plan.machine.device_memory + paged).saturating_sub(plan.device_bytes()),
         };
         if budget < paged {
-            let frames = (budget / plan.frame_bytes()) as usize;
+            let frames = (budget / frame_bytes) as usize;
             let frames = frames.max(shape.min_frames(plan.request.prefetch_groups));
             plan.layout = KvLayout::new(shape, frames, plan.request.prefetch_groups).expect("at least the smallest ring");
             plan.buffers = plan.table();
         }
         plan
-    }
-
-    /// Bytes of one frame of pages and, in training, of their gradients.
-    fn frame_bytes(&self) -> u64 {
-        let elements: usize = self.page_shape(self.request.group_pages).iter().product();
-        let grads = self.keep.map_or(0, |_| self.machine.bytes_of(self.request.grad_dtype));
-        elements as u64 * (self.machine.bytes_of(self.machine.compute_dtype) + grads)
-    }
-
-    fn page_shape(&self, slots: usize) -> [usize; 5] {
-        [slots, 2, self.request.model.num_kv_heads, self.request.page_tokens, self.request.model.head_dim]
     }
 
     fn table(&self) -> Vec<Buffer> {
@@ -255,9 +286,9 @@ impl Plan {
         let mut kinds = vec![("kv.pages", compute)];
         kinds.extend(self.keep.map(|_| ("kv.gradients", request.grad_dtype)));
         for (name, dtype) in kinds {
-            table.device(name, dtype, &self.page_shape(slots));
+            table.device(name, dtype, &request.page_shape(slots));
             if host_slots > 0 {
-                table.add(&format!("{name}.host"), Tier::Host, dtype, &self.page_shape(host_slots));
+                table.add(&format!("{name}.host"), Tier::Host, dtype, &request.page_shape(host_slots));
             }
         }
         table.buffers

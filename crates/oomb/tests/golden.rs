@@ -69,7 +69,8 @@ struct Cut {
 
 fn engine(golden: &Golden, real: Real, cut: Cut) -> Engine<Cpu> {
     let device = Cpu::new(CpuOptions { real, poison: Poison::On, ..CpuOptions::default() });
-    let request = Request {
+    let machine = machine(&device, 1 << 30);
+    let mut request = Request {
         model: golden.checkpoint.config().clone(),
         sequence_tokens: golden.sequence.ids.len(),
         sequences_per_step: 1,
@@ -78,11 +79,12 @@ fn engine(golden: &Golden, real: Real, cut: Cut) -> Engine<Cpu> {
         group_pages: cut.group_pages,
         prefetch_groups: 1,
         loss_tile_tokens: Some(cut.loss_tile_tokens),
-        device_budget: cut.tight.then_some(0),
+        device_budget: None,
         grad_dtype: DType::F32,
         training: Some(Training { keep: Some(cut.keep), optimizer: false }),
     };
-    let plan = Plan::new(&request, &machine(&device, 1 << 30)).expect("a golden model fits anywhere");
+    request.device_budget = cut.tight.then(|| request.smallest_budget(&machine));
+    let plan = Plan::new(&request, &machine).expect("a golden model fits anywhere");
     let engine = Engine::new(&device, plan, Selection::All).expect("enough memory for a golden model");
     for (spec, view) in engine.weights.specs.iter().zip(&engine.weights.views) {
         for (name, rows) in &spec.sources {

@@ -3,6 +3,7 @@
 use super::error::Result;
 use super::read::Document;
 use super::{ComputeDtype, Config, DeviceChoice, Selection};
+use crate::kv::layout::MAX_GROUP_PAGES;
 
 /// Positions and page offsets are u32 in kernels, and labels reserve the largest.
 const MAX_SEQUENCE_TOKENS: usize = u32::MAX as usize - 1;
@@ -33,10 +34,13 @@ impl Config {
             ("run.validate_every", Some(self.run.validate_every)),
             ("run.validation_sequences", Some(self.run.validation_sequences)),
         ];
-        match counts.iter().find(|(_, count)| *count == Some(0)) {
-            Some((key, _)) => Err(document.invalid(key, "must be at least 1, got 0")),
-            None => Ok(()),
+        if let Some((key, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
+            return Err(document.invalid(key, "must be at least 1, got 0"));
         }
+        if let Some(pages) = self.kv.group_pages.filter(|&pages| pages > MAX_GROUP_PAGES) {
+            return Err(document.invalid("kv.group_pages", format!("must be at most {MAX_GROUP_PAGES}, got {pages}")));
+        }
+        Ok(())
     }
 
     fn check_lengths(&self, document: &Document) -> Result<()> {

@@ -4,6 +4,7 @@
 //! a copy in; a copy in waits for compute, for the copy out that emptied the slot and for the one that filled the host slot;
 //! a copy out waits for compute, which has waited for the copy in that last read the host slot.
 
+use super::layout::MAX_GROUP_PAGES;
 use super::{Batch, KvLayout, KvMemory, Traffic};
 use oomb_device::ops::attention::PageRef;
 use oomb_device::{Backend, Stream, Tensor};
@@ -53,7 +54,7 @@ pub(super) struct Cache<B: Backend> {
 impl<B: Backend> Cache<B> {
     pub fn new(layout: &KvLayout, memory: KvMemory<B>) -> Self {
         assert_eq!(memory.slab.rows(), layout.device_slots(), "slots of the slab as planned");
-        assert!(layout.shape.group_pages <= 64, "a group has at most 64 pages");
+        assert!(layout.shape.group_pages <= MAX_GROUP_PAGES, "a group has at most {MAX_GROUP_PAGES} pages");
         let frame =
             |_| Frame { content: None, valid: 0, dirty: 0, pins: 0, last_use: 0, computed: None, loaded: None, saved: None };
         let home = |_| Home { frame: None, on_host: 0, saved: None };

@@ -3,6 +3,9 @@
 //! Groups with a small index are read by every later chunk, so the first groups of each layer live on the device for good
 //! and the rest stream through a ring of frames, each one group wide, with a home in the host arena.
 
+/// Pages of a group are bits of one word.
+pub const MAX_GROUP_PAGES: usize = 64;
+
 /// Sizes that fix the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
@@ -12,7 +15,7 @@ pub struct KvShape {
     pub num_pages: usize,
     /// Pages of one chunk.
     pub chunk_pages: usize,
-    /// Pages in a group, at most 64.
+    /// Pages in a group, at most [`MAX_GROUP_PAGES`].
     pub group_pages: usize,
 }
 

@@ -75,7 +75,7 @@ pub fn sequence(random: &mut Random, tokens: usize, vocab: usize, documents: &[u
 pub struct Setting {
     pub chunk_tokens: usize,
     pub keep: Keep,
-    /// Pages of budget for pages and gradients together, in frames; `None`: all.
+    /// Budget for pages and gradients together, in frames, or the smallest there is; `None`: all.
     pub frames: Option<usize>,
     pub group_pages: usize,
     pub prefetch_groups: usize,
@@ -123,7 +123,8 @@ pub fn engine(device: &Cpu, request: &Request, frames: Option<usize>, selection:
     if let Some(frames) = frames {
         let page = 2 * request.model.num_kv_heads * PAGE * request.model.head_dim;
         let bytes = machine.bytes_of(machine.compute_dtype) + machine.bytes_of(request.grad_dtype);
-        request.device_budget = Some(frames as u64 * (request.group_pages * page) as u64 * bytes);
+        let budget = frames as u64 * (request.group_pages * page) as u64 * bytes;
+        request.device_budget = Some(budget.max(request.smallest_budget(&machine)));
     }
     let plan = Plan::new(&request, &machine).expect("a small model fits");
     let mut engine = Engine::new(device, plan, selection).expect("memory");

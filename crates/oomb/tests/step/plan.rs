@@ -99,7 +99,8 @@ fn free_memory_is_used_and_never_exceeded() {
 fn device_memory_hardly_grows_with_the_context() {
     let smallest = |sequence_tokens| {
         let mut request = large(sequence_tokens, false);
-        (request.device_budget, request.training) = (Some(0), Some(Training { keep: Some(Keep::Inputs), optimizer: false }));
+        request.training = Some(Training { keep: Some(Keep::Inputs), optimizer: false });
+        request.device_budget = Some(request.smallest_budget(&gpu(139.0, 300.0)));
         Plan::new(&request, &gpu(139.0, 300.0)).unwrap().device_bytes()
     };
     let growth = (smallest(1 << 20) - smallest(1 << 17)) as f64 / ((1 << 20) - (1 << 17)) as f64 * 10_000.0;
@@ -131,4 +132,15 @@ fn refusals_name_the_sum_and_a_knob_that_works() {
             Plan::new(&Request { training, ..request }, &machine).unwrap();
         }
     }
+}
+
+#[test]
+fn a_budget_below_the_smallest_ring_is_refused() {
+    let machine = gpu(139.0, 125.0);
+    let request = large(1 << 17, false);
+    let smallest = request.smallest_budget(&machine);
+    let with = |budget| Plan::new(&Request { device_budget: Some(budget), ..request.clone() }, &machine);
+    assert_eq!(with(smallest).unwrap().layout.resident_groups, 0);
+    let message = with(smallest - 1).unwrap_err().to_string();
+    assert!(message.contains("kv.device_budget") && message.contains(&format!("{}KiB", smallest.div_ceil(1024))), "{message}");
 }
