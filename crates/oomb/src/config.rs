@@ -15,9 +15,9 @@ pub use choices::{
 };
 pub use error::{Error, Result};
 pub use read::nearest;
-pub use size::{format_bytes, format_count, parse_bytes, parse_tokens};
+pub use size::{Bytes, format_count, parse_bytes, parse_tokens};
 
-use read::{Bytes, Document, OrAuto, Paths, Section, Tokens};
+use read::{Document, NumBytes, OrAuto, Paths, Section, Tokens};
 use std::path::{Path, PathBuf};
 
 /// All settings of a run, complete and consistent.
@@ -218,7 +218,7 @@ fn read_kv(section: &Section<'_>) -> Result<KvSettings> {
         page_tokens: section.or("page_tokens", Tokens(128))?.0,
         selection: section.or("selection", Selection::All)?,
         grad_dtype: section.or("grad_dtype", GradDtype::F32)?,
-        device_budget_bytes: section.or("device_budget", OrAuto::<Bytes>(None))?.0.map(|bytes| bytes.0),
+        device_budget_bytes: section.or("device_budget", OrAuto::<NumBytes>(None))?.0.map(|bytes| bytes.0),
         group_pages: section.or("group_pages", OrAuto::<usize>(None))?.0,
         prefetch_groups: section.or("prefetch_groups", 2)?,
     })

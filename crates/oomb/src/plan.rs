@@ -1,6 +1,7 @@
 //! Every buffer of a run by name, bytes and tier: what is allocated, what is printed, and what is refused before any
 //! work. Arithmetic on configurations and page sizes; it must not know a device.
 
+use crate::config::Bytes;
 use crate::kv::{KvLayout, KvShape};
 use crate::model::activations::{Keep, activation_shapes};
 use crate::model::config::ModelConfig;
@@ -372,18 +373,6 @@ impl Table<'_> {
     fn add(&mut self, name: &str, tier: Tier, dtype: DType, shape: &[usize]) {
         let bytes = shape.iter().map(|&dim| dim as u64).product::<u64>() * self.machine.bytes_of(dtype);
         self.buffers.push(Buffer { name: name.to_owned(), tier, dtype, shape: shape.to_vec(), bytes });
-    }
-}
-
-/// Bytes as people write them: `1.50 GiB`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(unit) = (1..=4).rev().find(|unit| self.0 >> (10 * unit) > 0) else { return write!(f, "{} B", self.0) };
-        let suffix = ["KiB", "MiB", "GiB", "TiB"][unit - 1];
-        write!(f, "{:.2} {suffix}", self.0 as f64 / (1u64 << (10 * unit)) as f64)
     }
 }
 

@@ -23,7 +23,7 @@ const ORDER: [(&str, &[&str]); 13] = [
     ("train", &["data", "engine", "model", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),
     ("engine", &["data", "kv", "model", "plan"]),
-    ("plan", &["kv", "model"]),
+    ("plan", &["config", "kv", "model"]),
     ("config", &["model", "kv"]),
     ("checkpoint", &["model"]),
     ("metrics", &["config"]),

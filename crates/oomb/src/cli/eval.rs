@@ -4,11 +4,14 @@ use super::machine::{open_data, open_device, use_threads};
 use super::settings::Settings;
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use oomb::config::{Config, TokenizerSource, format_count};
 use oomb::data::{Source, Windows, is_prepared};
+use oomb::metrics::Audience;
 use oomb::run::{self, ModelFiles};
 use oomb::train::LossSum;
 use oomb_device::Backend;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 /// Loss and perplexity of a checkpoint on data, without training.
@@ -33,7 +36,7 @@ pub(crate) struct Args {
     tokenizer: Option<String>,
     /// Only so many sequences, from the start of the data
     #[arg(long)]
-    sequences: Option<usize>,
+    sequences: Option<NonZeroUsize>,
     /// Override a setting of [schedule], [kv] or [run]: section.key=value
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -72,8 +75,14 @@ fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<(
     let request = run::request(config, &files.config);
     let machine = run::this_machine(device)?;
     let mut engine = run::evaluator(device, &machine, &request, &files, config.kv.selection)?;
-    let sequences = args.sequences.unwrap_or(windows.len()).min(windows.len());
-    let loss = run::evaluate(&mut engine, &windows, sequences, &mut |_, _| {})?;
+    let sequences = args.sequences.map_or(windows.len(), |wanted| wanted.get().min(windows.len()));
+    let bar = progress_bar(sequences);
+    let loss = run::evaluate(&mut engine, &windows, sequences, &mut |done, so_far| {
+        bar.set_position(done as u64);
+        bar.set_message(format!("loss {:.4}", so_far.mean()));
+    });
+    bar.finish_and_clear();
+    let loss = loss?;
     let tokens = (0..sequences).map(|index| windows.range(index)).map(|range| range.end - range.start).sum();
     let report = Report { sequences, tokens, loss };
     if args.json {
@@ -82,6 +91,17 @@ fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<(
         print!("{}", report.table())
     }
     Ok(())
+}
+
+/// Sequences done, on a terminal; hidden where output is piped.
+fn progress_bar(sequences: usize) -> ProgressBar {
+    let target = match Audience::of_this_process() {
+        Audience::Terminal => ProgressDrawTarget::stderr(),
+        Audience::Pipe => ProgressDrawTarget::hidden(),
+    };
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} sequences  {msg}  left {eta}");
+    let style = style.expect("the template is a constant that parses");
+    ProgressBar::with_draw_target(Some(sequences as u64), target).with_style(style)
 }
 
 struct Report {

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use oomb::config::{TokenizerSource, format_bytes, format_count};
+use oomb::config::{Bytes, TokenizerSource, format_count};
 use oomb::data::{Advance, Dataset, Existing, PrepareRequest, Prepared, Tokenizer, prepare};
 use oomb::metrics::Audience;
 use std::path::PathBuf;
@@ -94,7 +94,7 @@ impl PrepareProgress {
             bar.set_message(tokens);
         } else if self.last_line.elapsed() >= Duration::from_secs(5) {
             self.last_line = Instant::now();
-            let (done, total) = (format_bytes(advance.done_bytes), format_bytes(advance.total_bytes));
+            let (done, total) = (Bytes(advance.done_bytes), Bytes(advance.total_bytes));
             eprintln!("{}: {done} of {total}, {tokens}", self.what);
         }
     }

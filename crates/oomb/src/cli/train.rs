@@ -3,11 +3,11 @@
 use super::machine::{open_data, open_device, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
-use oomb::config::{Config, DataSettings, RunSettings, format_count};
+use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
 use oomb::data::{Source, Windows};
 use oomb::metrics::{Audience, MetricsFile, Progress, Record};
 use oomb::model::params::{ParamSpec, param_specs};
-use oomb::plan::{Bytes, Plan, Tier};
+use oomb::plan::{Plan, Tier};
 use oomb::run::{self, ModelFiles, Observer, Run, StepRecord};
 use oomb::run_folder;
 use oomb::train::LossSum;

@@ -236,7 +236,7 @@ fn describe(value: &Value) -> String {
 pub(super) struct Tokens(pub(super) usize);
 
 /// A number of bytes.
-pub(super) struct Bytes(pub(super) u64);
+pub(super) struct NumBytes(pub(super) u64);
 
 /// One path or several.
 pub(super) struct Paths(pub(super) Vec<PathBuf>);
@@ -253,7 +253,7 @@ impl Setting for Tokens {
     }
 }
 
-impl Setting for Bytes {
+impl Setting for NumBytes {
     const WANTED: &'static str = "a number of bytes (\"64MiB\", \"20GiB\")";
     fn read(value: &Value) -> std::result::Result<Self, Refusal> {
         let bytes = match value {
@@ -358,5 +358,5 @@ macro_rules! or_auto {
 }
 
 or_auto!(Tokens, "\"auto\" or a number of tokens (1024, \"4K\")");
-or_auto!(Bytes, "\"auto\" or a number of bytes (\"64MiB\", \"20GiB\")");
+or_auto!(NumBytes, "\"auto\" or a number of bytes (\"64MiB\", \"20GiB\")");
 or_auto!(usize, "\"auto\" or a whole number");

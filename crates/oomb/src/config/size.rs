@@ -1,5 +1,7 @@
 //! Numbers with units as people write them: `64MiB`, `20GiB`, `64K`, `1M`. It must not know which setting they are for.
 
+use std::fmt;
+
 /// Reads a number of bytes: `KiB MiB GiB TiB` count in 1024, `KB MB GB TB` in 1000, `B` or nothing is bytes.
 ///
 /// Returns `None` where the text is neither, or where the number does not fit 64 bits.
@@ -34,20 +36,15 @@ pub fn parse_tokens(text: &str) -> Option<u64> {
     scale(number, factor)
 }
 
-/// Writes bytes in the largest binary unit that keeps three digits readable: `1.5 GiB`, `768 KiB`.
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{bytes} B"),
-        _ if value < 10.0 => format!("{value:.2} {}", UNITS[unit]),
-        _ if value < 100.0 => format!("{value:.1} {}", UNITS[unit]),
-        _ => format!("{value:.0} {}", UNITS[unit]),
+/// Bytes as people write them, in the largest binary unit that is not a fraction: `1.50 GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(unit) = (1..=4).rev().find(|unit| self.0 >> (10 * unit) > 0) else { return write!(f, "{} B", self.0) };
+        let suffix = ["KiB", "MiB", "GiB", "TiB"][unit - 1];
+        write!(f, "{:.2} {suffix}", self.0 as f64 / (1u64 << (10 * unit)) as f64)
     }
 }
 
@@ -115,9 +112,9 @@ mod tests {
 
     #[test]
     fn written_sizes_are_short() {
-        assert_eq!(format_bytes(1023), "1023 B");
-        assert_eq!(format_bytes(3 << 29), "1.50 GiB");
-        assert_eq!(format_bytes(139 << 30), "139 GiB");
+        assert_eq!(Bytes(1023).to_string(), "1023 B");
+        assert_eq!(Bytes(3 << 29).to_string(), "1.50 GiB");
+        assert_eq!(Bytes(139 << 30).to_string(), "139.00 GiB");
         assert_eq!(format_count(1_048_576), "1,048,576");
         assert_eq!(format_count(12), "12");
     }

@@ -1,7 +1,7 @@
 //! Progress of a run on a terminal, or as plain lines. It must not know files.
 
 use super::Record;
-use crate::config::{format_bytes, format_count};
+use crate::config::{Bytes, format_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -83,16 +83,17 @@ impl<W: Write> Progress<W> {
     fn line(&self, record: &Record) -> String {
         let left = self.elapsed_seconds / self.num_shown as f64 * self.steps.saturating_sub(record.step) as f64;
         let validation = record.validation_loss.map_or_else(String::new, |loss| format!("  validation loss {loss:.4}"));
+        let width = self.steps.to_string().len();
         format!(
-            "step {}/{}  loss {:.4}{validation}  grad norm {:.3}  lr {:.2e}  {} tok/s  device {}  host {}  left {}",
+            "step {:>width$}/{}  loss {:.4}{validation}  grad norm {:.3}  lr {:.2e}  {} tok/s  device {}  host {}  left {}",
             record.step,
             self.steps,
             record.loss,
             record.grad_norm,
             record.lr,
             format_count(record.tokens_per_second.round() as u64),
-            format_bytes(record.device_bytes),
-            format_bytes(record.host_bytes),
+            Bytes(record.device_bytes),
+            Bytes(record.host_bytes),
             duration(left),
         )
     }
