@@ -71,6 +71,11 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// `"cpu"`, `"cuda:0"`: what the user would write in the configuration.
     fn name(&self) -> String;
 
+    /// What the maker calls the hardware, `"NVIDIA H200"`; the name again where there is nothing better to say.
+    fn hardware(&self) -> String {
+        self.name()
+    }
+
     /// Bytes of one element of `dtype` in a tensor here. The CPU stores every float type in its real type, so that
     /// bf16 there takes as much as f32.
     fn element_bytes(&self, dtype: DType) -> usize;

@@ -1,5 +1,7 @@
 //! Commands and their arguments. Each module holds one command; they must not know each other.
 
+mod bench;
+mod device;
 mod eval;
 mod export;
 mod machine;
@@ -27,6 +29,8 @@ enum Command {
     Train(train::Args),
     Eval(eval::Args),
     Export(export::Args),
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 /// Runs a command.
@@ -37,6 +41,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Bench(bench) => bench::run(&bench),
     }
 }
 

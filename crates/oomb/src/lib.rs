@@ -4,6 +4,7 @@
 //! sizes only; `model` and `kv` do not know each other.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

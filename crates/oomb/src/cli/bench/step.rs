@@ -1,0 +1,174 @@
+//! `oomb bench step`: whole training steps.
+
+use super::{Common, Gradients, bytes, is_cpu, shape, tokens};
+use crate::cli::device::{DeviceTask, with_device};
+use anyhow::{Result, ensure};
+use clap::{Args as ClapArgs, ValueEnum};
+use oomb::bench::step::{self, Repeat, StepReport};
+use oomb::config::{Bytes, format_count};
+use oomb::kv::select::Selection;
+use oomb::model::activations;
+use oomb::plan::{Plan, Request, Tier, Training};
+use oomb::run;
+use oomb_device::Backend;
+
+/// Options of `oomb bench step`.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// A built-in shape; qwen2.5-7b where nothing is said, tiny on the CPU
+    #[arg(long)]
+    model: Option<String>,
+    /// Context length; 16K where nothing is said, 2K on the CPU
+    #[arg(long, value_parser = tokens)]
+    sequence_tokens: Option<usize>,
+    /// Sequences of one step
+    #[arg(long, default_value_t = 1)]
+    sequences: usize,
+    /// Tokens processed at once; a multiple of the page length. 8K where nothing is said, 512 on the CPU
+    #[arg(long, value_parser = tokens)]
+    chunk_tokens: Option<usize>,
+    /// What a chunk keeps for its own backward
+    #[arg(long, value_enum, default_value_t = Keep::Auto)]
+    keep: Keep,
+    /// Whether weights are updated, with moments and master weights in f32
+    #[arg(long, value_enum, default_value_t = Optimizer::None)]
+    optimizer: Optimizer,
+    /// Device memory for pages and their gradients; what is left where nothing is said
+    #[arg(long, value_parser = bytes)]
+    device_budget: Option<u64>,
+    /// Tokens that each one sees at most; all earlier ones where nothing is said
+    #[arg(long, value_parser = tokens)]
+    window: Option<usize>,
+    /// Keys of one page
+    #[arg(long, value_parser = tokens, default_value = "128")]
+    page_tokens: usize,
+    /// Pages that move together
+    #[arg(long, default_value_t = 16)]
+    group_pages: usize,
+    /// Groups that are fetched ahead of their use
+    #[arg(long, default_value_t = 2)]
+    prefetch_groups: usize,
+    /// Tokens whose logits exist at once; as many as take 512MiB, 1024 at most, where nothing is said
+    #[arg(long, value_parser = tokens)]
+    loss_tile_tokens: Option<usize>,
+    /// Storage of the pages' gradients
+    #[arg(long, value_enum, default_value_t = Gradients::F32)]
+    grad_dtype: Gradients,
+    /// Steps that are timed, after one that is not
+    #[arg(long, default_value_t = 3)]
+    repeat: usize,
+    /// Of weights and tokens
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print every planned buffer
+    #[arg(long)]
+    plan: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Keep {
+    /// As much as fits
+    Auto,
+    /// Layer inputs
+    Inputs,
+    /// Attention outputs too
+    Attention,
+    /// Everything
+    All,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Optimizer {
+    None,
+    Adamw,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    with_device(args.common.device, args)
+}
+
+impl DeviceTask for &Args {
+    fn run<B: Backend>(self, device: &B) -> Result<()> {
+        let request = self.request(is_cpu(device))?;
+        self.common.check()?;
+        let plan = Plan::new(&request, &run::this_machine(device)?)?;
+        if self.plan {
+            print!("{plan}\n\n");
+        }
+        let selection = self.window.map_or(Selection::All, Selection::Window);
+        let repeat = Repeat { warm_up: 1, steps: self.repeat, seed: self.seed };
+        let report = step::run(device, plan, selection, repeat)?;
+        print!("{}", lines(&report));
+        self.common.write(&report.json())
+    }
+}
+
+impl Args {
+    fn request(&self, small: bool) -> Result<Request> {
+        let (model, sequence_tokens, chunk_tokens) = if small { ("tiny", 2048, 512) } else { ("qwen2.5-7b", 16_384, 8192) };
+        let (chunk_tokens, page_tokens) = (self.chunk_tokens.unwrap_or(chunk_tokens), self.page_tokens);
+        ensure!(
+            chunk_tokens.is_multiple_of(page_tokens),
+            "--chunk-tokens {chunk_tokens} is not a multiple of --page-tokens {page_tokens}"
+        );
+        ensure!((1..=64).contains(&self.group_pages), "--group-pages: wanted 1 to 64, got {}", self.group_pages);
+        ensure!(self.sequences > 0 && self.repeat > 0, "--sequences and --repeat must be above 0");
+        let keep = match self.keep {
+            Keep::Auto => None,
+            Keep::Inputs => Some(activations::Keep::Inputs),
+            Keep::Attention => Some(activations::Keep::Attention),
+            Keep::All => Some(activations::Keep::All),
+        };
+        Ok(Request {
+            model: shape(self.model.as_deref().unwrap_or(model))?,
+            sequence_tokens: self.sequence_tokens.unwrap_or(sequence_tokens),
+            sequences_per_step: self.sequences,
+            chunk_tokens,
+            page_tokens,
+            group_pages: self.group_pages,
+            prefetch_groups: self.prefetch_groups,
+            loss_tile_tokens: self.loss_tile_tokens,
+            device_budget: self.device_budget,
+            grad_dtype: self.grad_dtype.dtype(),
+            training: Some(Training { keep, optimizer: self.optimizer == Optimizer::Adamw }),
+        })
+    }
+}
+
+fn lines(report: &StepReport) -> String {
+    let (plan, request) = (&report.plan, &report.plan.request);
+    let [median, slowest, fastest] = report.tokens_per_second();
+    let rate = report.flops / report.timing.median / 1e12;
+    let share = report.share().map_or("-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
+    let layout = plan.layout;
+    let streams = layout.resident_groups < layout.shape.num_groups();
+    let pages = if streams {
+        let (resident, all) = (layout.resident_groups, layout.shape.num_groups());
+        format!("{resident} of {all} groups of each layer on the device, the others stream")
+    } else {
+        "all on the device".to_owned()
+    };
+    let keep = plan.keep.map_or("-".to_owned(), |keep| format!("{keep:?}").to_lowercase());
+    let allocated = report.allocated_bytes + plan.machine.workspace_bytes;
+    let count = |count: f64| format_count(count.round() as u64);
+    let in_use = match plan.machine.shared {
+        true => String::new(),
+        false => format!(", in use by all programs {}", Bytes(report.in_use_bytes)),
+    };
+    [
+        format!("device           {} ({})", report.device, report.hardware),
+        format!("step             {} x {} tokens", request.sequences_per_step, format_count(request.sequence_tokens as u64)),
+        format!("chunk            {} tokens, keep {keep}, pages {pages}", format_count(request.chunk_tokens as u64)),
+        format!("tokens/s         {} (min {}, max {})", count(median), count(slowest), count(fastest)),
+        format!("model FLOP/s     {rate:.2} TFLOP/s, of the ceiling {share}"),
+        format!("device memory    planned {}, allocated {}{in_use}", Bytes(plan.device_bytes()), Bytes(allocated)),
+        format!("host memory      planned {}, pinned {}", Bytes(plan.bytes(Tier::Host)), Bytes(report.pinned_bytes)),
+        format!("moved per step   in {}, out {}", Bytes(report.traffic.in_bytes), Bytes(report.traffic.out_bytes)),
+        format!("loss             {:.4}, gradient norm {:.4}", report.loss.loss, report.loss.grad_norm),
+        String::new(),
+    ]
+    .join("\n")
+}
