@@ -9,7 +9,7 @@ mod report;
 pub mod step;
 
 pub use ceiling::Ceilings;
-pub use report::{Report, Row, Work};
+pub use report::{Report, Row, Work, aligned};
 
 use oomb_device::device::new_tensor;
 use oomb_device::{Backend, DType, Result, Tensor};

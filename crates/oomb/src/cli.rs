@@ -2,6 +2,7 @@
 
 mod bench;
 mod device;
+mod doctor;
 mod eval;
 mod export;
 mod machine;
@@ -31,6 +32,7 @@ enum Command {
     Export(export::Args),
     #[command(subcommand)]
     Bench(bench::Bench),
+    Doctor(doctor::Args),
 }
 
 /// Runs a command.
@@ -42,6 +44,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Eval(args) => eval::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Bench(bench) => bench::run(&bench),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+pub mod doctor;
 pub mod engine;
 pub mod kv;
 pub mod metrics;

@@ -17,9 +17,27 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 14] = [
-    ("cli", &["bench", "config", "checkpoint", "data", "engine", "metrics", "model", "plan", "run", "run_folder", "train", "kv"]),
+const ORDER: [(&str, &[&str]); 15] = [
+    (
+        "cli",
+        &[
+            "bench",
+            "doctor",
+            "config",
+            "checkpoint",
+            "data",
+            "engine",
+            "metrics",
+            "model",
+            "plan",
+            "run",
+            "run_folder",
+            "train",
+            "kv",
+        ],
+    ),
     ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "train"]),
+    ("doctor", &[]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),

@@ -132,7 +132,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} ({}): {}", self.device, self.hardware, self.setup)?;
         let lines: Vec<_> = std::iter::once(HEADINGS.map(str::to_owned)).chain(self.rows.iter().map(Row::cells)).collect();
-        write_columns(f, &lines, FIRST_NUMBER)?;
+        f.write_str(&aligned(&lines, FIRST_NUMBER))?;
         if !self.has_ceilings() {
             writeln!(f, "no ceilings were measured for this hardware")?;
         }
@@ -141,18 +141,20 @@ impl fmt::Display for Report {
 }
 
 /// Lines of cells below each other; columns from `first_number` on are aligned to the right.
-pub(crate) fn write_columns<const N: usize>(f: &mut impl fmt::Write, lines: &[[String; N]], first_number: usize) -> fmt::Result {
+pub fn aligned<const N: usize>(lines: &[[String; N]], first_number: usize) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
+    let mut text = String::new();
     for line in lines {
         let cell = |(column, text): (usize, &String)| {
             let width = widths[column];
             if column < first_number { format!("{text:width$}") } else { format!("{text:>width$}") }
         };
         let cells: Vec<_> = line.iter().enumerate().map(cell).collect();
-        writeln!(f, "{}", cells.join("  ").trim_end())?;
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
     }
-    Ok(())
+    text
 }
 
 #[cfg(test)]
