@@ -4,6 +4,7 @@
 //! and logical positions, nothing else.
 
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 mod error;
 pub mod ops;

@@ -192,6 +192,7 @@ impl<B: Backend> Run<B> {
         for windows in std::iter::once(&train).chain(&validation) {
             windows.dataset().check_vocabulary(files.config.vocab_size)?;
         }
+        device.check_attention(files.config.head_dim, config.kv.page_tokens)?;
         let plan = Plan::new(&request(&config, &files.config), machine)?;
         let mut engine = Engine::new(device, plan, config.kv.selection)?;
         load_weights(&mut engine, &files, config.run.seed)?;
@@ -294,6 +295,7 @@ pub fn evaluator<B: Backend>(
     files: &ModelFiles,
     selection: Selection,
 ) -> Result<Engine<B>> {
+    device.check_attention(files.config.head_dim, request.page_tokens)?;
     let plan = Plan::new(&Request { training: None, ..request.clone() }, machine)?;
     let mut engine = Engine::new(device, plan, selection)?;
     load_weights(&mut engine, files, 0)?;

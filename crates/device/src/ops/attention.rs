@@ -3,7 +3,7 @@
 //! Kernels see slots and logical positions. Which pages exist, where else they are stored and who else reads them is
 //! none of their business.
 
-use crate::{Device, Tensor};
+use crate::{Device, Result, Tensor};
 
 /// A page as a kernel sees it: where it sits in the slab, and which positions it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -68,6 +68,14 @@ pub enum Part {
 /// Formulas: FlashAttention-2 (arXiv 2307.08691), sections 3.1 and 3.2; `s = scale · q kᵀ` over visible keys,
 /// `lse = log Σ exp s`, `p = exp(s - lse)`, `o = p v`. Query head `h` reads KV head `h / (H / G)`.
 pub trait AttentionOps: Device {
+    /// Whether there are kernels for this head dim and page length: asked before any work.
+    ///
+    /// # Errors
+    /// Says what is wanted instead.
+    fn check_attention(&self, _head_dim: usize, _page_tokens: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Attends to one group of pages.
     ///
     /// * `o` `[T, H, Dh]` activation: overwritten by [`Part::Only`] and [`Part::Last`], else untouched.

@@ -1,6 +1,6 @@
 //! `oomb eval`: the loss of a model on a text.
 
-use super::machine::{open_data, open_device, use_threads};
+use super::machine::{on_device, open_data, open_device, use_threads};
 use super::settings::Settings;
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -58,8 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let config = settings.config()?;
     use_threads(config.run.threads)?;
-    let device = open_device(config.run.device, config.run.compute_dtype)?;
-    evaluate_on(&device, args, &config)
+    on_device!(open_device(config.run.device, config.run.compute_dtype)?, |device| evaluate_on(&device, args, &config))
 }
 
 fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<()> {

@@ -1,11 +1,12 @@
 //! The machine a command runs on: threads, device, data. It must not know what the command does with them.
 
 use super::prepare::PrepareProgress;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use oomb::config::{ComputeDtype, DeviceChoice};
 use oomb::data::{Dataset, Source, open_source};
 use oomb_device::DType;
 use oomb_device::cpu::{Cpu, CpuOptions};
+use oomb_device::cuda::Cuda;
 
 /// Limits the CPU threads of this process; all cores where nothing is said.
 pub(crate) fn use_threads(threads: Option<usize>) -> Result<()> {
@@ -13,18 +14,44 @@ pub(crate) fn use_threads(threads: Option<usize>) -> Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("cannot start the CPU threads")
 }
 
-/// Opens the device that was asked for.
-pub(crate) fn open_device(choice: DeviceChoice, dtype: ComputeDtype) -> Result<Cpu> {
-    match choice {
-        DeviceChoice::Auto | DeviceChoice::Cpu => {}
-        DeviceChoice::Cuda(_) => bail!("device {choice} is not available: this version runs on the CPU only; use \"cpu\""),
-    }
+/// A device of either backend.
+pub(crate) enum Opened {
+    Cpu(Cpu),
+    Cuda(Cuda),
+}
+
+/// Opens the device that was asked for; `auto` is the first GPU, or else the CPU with a note that says why.
+pub(crate) fn open_device(choice: DeviceChoice, dtype: ComputeDtype) -> Result<Opened> {
     let compute_dtype = match dtype {
         ComputeDtype::Auto | ComputeDtype::F32 => DType::F32,
         ComputeDtype::Bf16 => DType::Bf16,
     };
-    Ok(Cpu::new(CpuOptions { compute_dtype, ..CpuOptions::default() }))
+    let cpu = || Opened::Cpu(Cpu::new(CpuOptions { compute_dtype, ..CpuOptions::default() }));
+    match choice {
+        DeviceChoice::Cpu => Ok(cpu()),
+        DeviceChoice::Cuda(index) => Ok(Opened::Cuda(Cuda::new(index)?)),
+        // f32 is for the CPU alone.
+        DeviceChoice::Auto if dtype == ComputeDtype::F32 => Ok(cpu()),
+        DeviceChoice::Auto => Ok(Cuda::new(0).map_or_else(
+            |error| {
+                eprintln!("note: running on the CPU: {error}");
+                cpu()
+            },
+            Opened::Cuda,
+        )),
+    }
 }
+
+/// Runs an expression on whichever device was opened; the expression is compiled once for each backend.
+macro_rules! on_device {
+    ($opened:expr, |$device:ident| $body:expr) => {
+        match $opened {
+            $crate::cli::machine::Opened::Cpu($device) => $body,
+            $crate::cli::machine::Opened::Cuda($device) => $body,
+        }
+    };
+}
+pub(crate) use on_device;
 
 /// Opens data, preparing text with progress; `what` is `"training data"`.
 pub(crate) fn open_data(source: &Source<'_>, what: &'static str) -> Result<Dataset> {

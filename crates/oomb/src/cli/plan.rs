@@ -1,6 +1,6 @@
 //! `oomb plan`: every buffer of a run, and whether they fit.
 
-use super::machine::open_device;
+use super::machine::{on_device, open_device};
 use super::settings::Settings;
 use anyhow::Result;
 use clap::{Args as ClapArgs, ValueEnum};
@@ -61,7 +61,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let config = configuration(args)?;
     let machine = match (args.device_memory, args.host_memory) {
         (Some(device_memory), Some(host_memory)) => gpu(device_memory, host_memory),
-        _ => run::this_machine(&open_device(config.run.device, config.run.compute_dtype)?)?,
+        _ => {
+            let opened = open_device(config.run.device, config.run.compute_dtype)?;
+            on_device!(opened, |device| run::this_machine(&device)?)
+        }
     };
     let mut request = run::request(&config, &ModelFiles::open(&config.model)?.config);
     if let Some(training) = &mut request.training {

@@ -1,6 +1,6 @@
 //! `oomb train`: a configuration to a trained model.
 
-use super::machine::{open_data, open_device, use_threads};
+use super::machine::{on_device, open_data, open_device, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
@@ -37,8 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let config = Config::load(&args.config, &args.set)?;
     run_folder::check_new(&config.run.out)?;
     use_threads(config.run.threads)?;
-    let device = open_device(config.run.device, config.run.compute_dtype)?;
-    train_on(&device, config)
+    on_device!(open_device(config.run.device, config.run.compute_dtype)?, |device| train_on(&device, config))
 }
 
 fn train_on<B: Backend>(device: &B, config: Config) -> Result<()> {

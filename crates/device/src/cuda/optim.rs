@@ -1,0 +1,166 @@
+//! [`OptimOps`] on the GPU.
+
+use super::args::int;
+use super::module::Unit;
+use super::{Cuda, Kernel, Launch};
+use crate::DType::{Bf16, F32, F64};
+use crate::ops::optim::{AdamW, AdamWState, Clip, OptimOps};
+use crate::{DType, Tensor};
+
+pub(super) static UNIT: Unit = Unit { stem: "optim", source: include_str!("../../kernels/optim.cu"), variants: &[&[]] };
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FillParams {
+    x: u64,
+    len: i64,
+    value: f32,
+    dtype: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CopyParams {
+    dst: u64,
+    src: u64,
+    len: i64,
+    dst_dtype: i32,
+    src_dtype: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FillNormalParams {
+    x: u64,
+    len: i64,
+    seed: u64,
+    std: f32,
+    dtype: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SumSquaresParams {
+    partial: u64,
+    x: u64,
+    len: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AddSquaresParams {
+    out: u64,
+    partial: u64,
+    num_parts: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AdamwParams {
+    w: u64,
+    master: u64,
+    m: u64,
+    v: u64,
+    grad: u64,
+    norm_squared: u64,
+    len: i64,
+    lr: f32,
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+    weight_decay: f32,
+    correction1: f32,
+    correction2: f32,
+    max_norm: f32,
+}
+
+/// Thread blocks of a sum: fixed, so that the order of the sum does not depend on the GPU.
+const SUM_BLOCKS: usize = 1024;
+
+fn code(dtype: DType) -> i32 {
+    match dtype {
+        Bf16 => 0,
+        F32 => 1,
+        F64 => 2,
+        DType::U32 => panic!("a float op on U32"),
+    }
+}
+
+impl Cuda {
+    /// Thread blocks for a loop over `len` elements, `each` per thread at a time.
+    fn over(&self, len: usize, each: usize) -> Launch {
+        let blocks = len.div_ceil(256 * each) as u64;
+        Launch::linear(blocks.min(u64::from(self.shared.multiprocessors) * 16), 256)
+    }
+
+    fn optim_kernel(name: &'static str) -> Kernel<'static> {
+        Kernel { unit: &UNIT, defines: &[], name }
+    }
+}
+
+impl OptimOps for Cuda {
+    fn fill(&self, x: &mut Tensor<Self>, value: f32) {
+        let params = FillParams { x: self.pointer(x), len: x.len() as i64, value, dtype: code(x.dtype()) };
+        self.launch("fill", &Self::optim_kernel("fill"), self.over(x.len(), 1), &params);
+    }
+
+    fn copy(&self, dst: &mut Tensor<Self>, src: &Tensor<Self>) {
+        assert_eq!(dst.len(), src.len(), "copy: {dst:?} from {src:?}");
+        let params = CopyParams {
+            dst: self.pointer(dst),
+            src: self.pointer(src),
+            len: src.len() as i64,
+            dst_dtype: code(dst.dtype()),
+            src_dtype: code(src.dtype()),
+        };
+        self.launch("copy", &Self::optim_kernel("copy"), self.over(src.len(), 1), &params);
+    }
+
+    fn fill_normal(&self, x: &mut Tensor<Self>, std: f32, seed: u64) {
+        let params = FillNormalParams { x: self.pointer(x), len: x.len() as i64, seed, std, dtype: code(x.dtype()) };
+        self.launch("fill_normal", &Self::optim_kernel("fill_normal"), self.over(x.len(), 1), &params);
+    }
+
+    fn sum_squares(&self, out: &mut Tensor<Self>, x: &Tensor<Self>) {
+        let op = self.op("sum_squares");
+        let (out, len) = (op.at("out", out, F64, &[1]), x.len());
+        let x = op.at("x", x, F32, x.shape());
+        let (partial, _) = self.scratch();
+        let parts = len.div_ceil(1024).clamp(1, SUM_BLOCKS);
+        let params = SumSquaresParams { partial, x, len: len as i64 };
+        self.launch(op.name, &Self::optim_kernel("sum_squares"), Launch::linear(parts as u64, 256), &params);
+        let params = AddSquaresParams { out, partial, num_parts: int(parts) };
+        self.launch(op.name, &Self::optim_kernel("add_squares"), Launch::linear(1, 256), &params);
+    }
+
+    fn adamw(
+        &self,
+        w: &mut Tensor<Self>,
+        state: AdamWState<'_, Self>,
+        grad: &Tensor<Self>,
+        hyper: AdamW,
+        clip: Option<Clip<'_, Self>>,
+    ) {
+        let op = self.op("adamw");
+        let shape = w.shape();
+        let correction = |beta: f32| (1.0 / (1.0 - f64::from(beta).powf(f64::from(hyper.step)))) as f32;
+        let params = AdamwParams {
+            w: op.at("w", w, Bf16, shape),
+            master: state.master.map_or(0, |master| op.at("master", master, F32, shape)),
+            m: op.at("m", state.m, F32, shape),
+            v: op.at("v", state.v, F32, shape),
+            grad: op.at("grad", grad, F32, shape),
+            norm_squared: clip.as_ref().map_or(0, |clip| op.at("norm_squared", clip.norm_squared, F64, &[1])),
+            len: w.len() as i64,
+            lr: hyper.lr,
+            beta1: hyper.beta1,
+            beta2: hyper.beta2,
+            eps: hyper.eps,
+            weight_decay: hyper.weight_decay,
+            correction1: correction(hyper.beta1),
+            correction2: correction(hyper.beta2),
+            max_norm: clip.map_or(0.0, |clip| clip.max_norm),
+        };
+        self.launch(op.name, &Self::optim_kernel("adamw"), self.over(w.len(), 4), &params);
+    }
+}
