@@ -141,8 +141,7 @@ impl Cuda {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// What the vendor calls the GPU: `"NVIDIA H200"`.
-    pub fn model_name(&self) -> String {
+    fn model_name(&self) -> String {
         driver::device_name(self.shared.context.device).unwrap_or_else(|_| "unknown".to_owned())
     }
 

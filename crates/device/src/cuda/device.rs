@@ -46,6 +46,10 @@ impl Device for Cuda {
         self.shared.name.clone()
     }
 
+    fn hardware(&self) -> String {
+        self.model_name()
+    }
+
     fn element_bytes(&self, dtype: DType) -> usize {
         match dtype {
             DType::Bf16 => 2,
