@@ -42,6 +42,8 @@ struct Output {
 
 /// f32 sums in another order, approximate square roots and exponentials: some units of the last place.
 const F32_FLOOR: f64 = 2e-6;
+/// A bf16 result whose f32 value lies near the middle of two may be rounded to either: one unit of the last place.
+const ROUNDING_FLOOR: f64 = 1.0 / 512.0;
 /// p and ds are operands of tensor cores and rounded to bf16 there: 2^-9 each on average, two of them in a chain.
 const TENSOR_CORE_FLOOR: f64 = 5e-3;
 
@@ -92,6 +94,7 @@ impl<B: Backend> Rig<B> {
 
     fn keep(&mut self, name: impl Into<String>, tensor: &Tensor<B>, floor: f64) {
         let values = self.device.download_f64(tensor).unwrap();
+        let floor = if tensor.dtype() == DType::Bf16 { floor.max(ROUNDING_FLOOR) } else { floor };
         self.outputs.push(Output { name: name.into(), values, floor });
     }
 }

@@ -9,7 +9,7 @@ use oomb::plan::{Plan, Request, Training};
 use oomb::train;
 use oomb_device::cpu::{Cpu, CpuOptions, Poison, Real};
 use oomb_device::ops::loss::IGNORE;
-use oomb_device::{DType, Device};
+use oomb_device::{Backend, DType};
 
 /// SplitMix64: enough randomness for a test, the same everywhere.
 pub struct Random(pub u64);
@@ -117,11 +117,11 @@ pub fn request(model: &ModelConfig, setting: Setting, sequence_tokens: usize, se
 }
 
 /// An engine with random weights from `seed`, norms and biases included.
-pub fn engine(device: &Cpu, request: &Request, frames: Option<usize>, selection: Selection, seed: u64) -> Engine<Cpu> {
+pub fn engine<B: Backend>(device: &B, request: &Request, frames: Option<usize>, selection: Selection, seed: u64) -> Engine<B> {
     let machine = machine(device, 1 << 34);
     let mut request = request.clone();
     if let Some(frames) = frames {
-        let page = 2 * request.model.num_kv_heads * PAGE * request.model.head_dim;
+        let page = 2 * request.model.num_kv_heads * request.page_tokens * request.model.head_dim;
         let bytes = machine.bytes_of(machine.compute_dtype) + machine.bytes_of(request.grad_dtype);
         let budget = frames as u64 * (request.group_pages * page) as u64 * bytes;
         request.device_budget = Some(budget.max(request.smallest_budget(&machine)));
@@ -132,7 +132,6 @@ pub fn engine(device: &Cpu, request: &Request, frames: Option<usize>, selection:
     engine.weights.randomise(device, &config, seed);
     for (index, view) in engine.weights.views.iter_mut().enumerate() {
         if view.shape().len() == 1 {
-            use oomb_device::ops::optim::OptimOps;
             device.fill_normal(view, 0.7, seed ^ (index as u64) << 7);
         }
     }
@@ -146,7 +145,7 @@ pub struct Outcome {
     pub grads: Vec<f64>,
 }
 
-pub fn outcome(engine: &mut Engine<Cpu>, sequences: &[Sequence]) -> Outcome {
+pub fn outcome<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence]) -> Outcome {
     let step = train::gradient(engine, sequences, 11).expect("the device works");
     let grads = engine.grads.as_ref().expect("an engine for training");
     Outcome { loss: step.loss, grads: engine.device.download_f64(&grads.slab).expect("the device works") }

@@ -1,6 +1,7 @@
 //! Whole steps of small models on the CPU backend: gradients, what must not change them, and the memory they take.
 
 mod common;
+mod cuda;
 mod gradient;
 mod invariance;
 mod plan;
