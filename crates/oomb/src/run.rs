@@ -3,7 +3,7 @@
 
 mod load;
 
-use crate::config::{ComputeDtype, Config, GradDtype, Keep as KeepSetting, LrSchedule};
+use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule};
 use crate::data::{Cursor, Order, Windows};
 use crate::engine::{Engine, machine};
 use crate::kv::select::Selection;
@@ -124,14 +124,6 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
 /// Pages that move together where the configuration does not say: 4 MiB of k, v at Qwen2.5-7B's shape, long enough for
 /// the full rate of the link.
 pub const DEFAULT_GROUP_PAGES: usize = 16;
-
-/// The compute dtype that a configuration asks for; `auto` is f32 on the CPU.
-pub fn cpu_dtype(config: &Config) -> DType {
-    match config.run.compute_dtype {
-        ComputeDtype::Auto | ComputeDtype::F32 => DType::F32,
-        ComputeDtype::Bf16 => DType::Bf16,
-    }
-}
 
 /// Learning rate of `step` (from 1): linear warm-up over `warmup_steps`, then cosine or linear decay to `min_lr` at the
 /// last step, or constant.

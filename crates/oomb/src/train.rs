@@ -4,7 +4,6 @@ use crate::data::Sequence;
 use crate::engine::{Engine, OptimizerState};
 use crate::model::params::ParamSpec;
 use crate::schedule::{self, Contribution};
-use oomb_device::ops::loss::IGNORE;
 use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
 use oomb_device::{Backend, Result, Tensor};
 
@@ -57,18 +56,13 @@ pub struct Update {
     pub decay_norms_and_biases: bool,
 }
 
-/// Labels that count.
-fn num_labels(sequence: &Sequence) -> usize {
-    sequence.labels.iter().filter(|&&label| label != IGNORE).count()
-}
-
 /// Clears the gradients, adds those of `sequences`, and waits for the loss and the global norm. The weights are not
 /// touched, so that a caller who finds either not finite can stop with a good model.
 ///
 /// # Panics
 /// If the engine was planned for evaluation, or for fewer sequences.
 pub fn gradient<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence], seed: u64) -> Result<StepLoss> {
-    let labels = sequences.iter().map(num_labels).sum::<usize>();
+    let labels = sequences.iter().map(Sequence::num_labels).sum::<usize>();
     let weight = 1.0 / labels.max(1) as f32;
     let grads = engine.grads.as_mut().expect("an engine for training");
     engine.device.fill(&mut grads.slab, 0.0);
@@ -125,7 +119,7 @@ pub fn start_optimizer<B: Backend>(engine: &mut Engine<B>) {
 pub fn evaluate<B: Backend>(engine: &mut Engine<B>, sequence: &Sequence) -> Result<LossSum> {
     let chunks = engine.load(sequence, 0);
     schedule::evaluate(engine, &chunks);
-    let mut losses = LossSum { sum: 0.0, labels: num_labels(sequence) };
+    let mut losses = LossSum { sum: 0.0, labels: sequence.num_labels() };
     losses.add(&engine.download_losses(0, sequence.ids.len())?);
     Ok(losses)
 }
