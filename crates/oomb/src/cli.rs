@@ -1,7 +1,6 @@
 //! Commands and their arguments. Each module holds one command; they must not know each other.
 
 mod bench;
-mod device;
 mod doctor;
 mod eval;
 mod export;

@@ -2,7 +2,7 @@
 
 mod step;
 
-use super::device::{DeviceTask, with_device};
+use super::machine::{on_device, open_default};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use oomb::bench::attention::{Case, Heads, Setup};
@@ -196,15 +196,15 @@ fn is_cpu<B: Backend>(device: &B) -> bool {
 /// Runs the command.
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     match bench {
-        Bench::Gemm(args) => with_device(args.rates.common.device, args),
-        Bench::Attention(args) => with_device(args.rates.common.device, args),
-        Bench::Copy(args) => with_device(args.rates.common.device, args),
+        Bench::Gemm(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
+        Bench::Attention(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
+        Bench::Copy(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
         Bench::Step(args) => step::run(args),
     }
 }
 
-impl DeviceTask for &GemmArgs {
-    fn run<B: Backend>(self, device: &B) -> Result<()> {
+impl GemmArgs {
+    fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
         let (model, tokens) = if is_cpu(device) { ("tiny", 512) } else { ("qwen2.5-7b", 8192) };
         let model = self.model.as_deref().unwrap_or(model);
         let config = shape(model)?;
@@ -213,8 +213,8 @@ impl DeviceTask for &GemmArgs {
     }
 }
 
-impl DeviceTask for &CopyArgs {
-    fn run<B: Backend>(self, device: &B) -> Result<()> {
+impl CopyArgs {
+    fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
         let total = self.total.unwrap_or(if is_cpu(device) { 64 << 20 } else { 1 << 30 });
         let mut pieces: Vec<_> = self.piece.iter().map(|&piece| piece.min(total)).collect();
         pieces.sort_unstable();
@@ -224,8 +224,8 @@ impl DeviceTask for &CopyArgs {
     }
 }
 
-impl DeviceTask for &AttentionArgs {
-    fn run<B: Backend>(self, device: &B) -> Result<()> {
+impl AttentionArgs {
+    fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
         let setup = Setup {
             heads: self.shape_of_heads()?,
             page_tokens: self.page_tokens,

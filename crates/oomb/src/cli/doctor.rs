@@ -1,6 +1,6 @@
 //! `oomb doctor`: what this machine has, and whether its device computes what it should.
 
-use super::device::{DeviceTask, with_device};
+use super::machine::{on_device, open_default};
 use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
 use oomb::bench::aligned;
@@ -30,11 +30,11 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     print!("{}", machine());
-    with_device(args.device, args)
+    on_device!(open_default(args.device)?, |device| args.run_on(&device))
 }
 
-impl DeviceTask for &Args {
-    fn run<B: Backend>(self, device: &B) -> Result<()> {
+impl Args {
+    fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
         let (total, free) = device.memory();
         println!("device     {} ({}), {} of {} free", device.name(), device.hardware(), Bytes(free), Bytes(total));
         if device.name() == "cpu" {

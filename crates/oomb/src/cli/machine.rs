@@ -42,6 +42,11 @@ pub(crate) fn open_device(choice: DeviceChoice, dtype: ComputeDtype) -> Result<O
     }
 }
 
+/// The same for a command without a configuration: activations are of the type that the device is best at.
+pub(crate) fn open_default(choice: DeviceChoice) -> Result<Opened> {
+    open_device(choice, ComputeDtype::Auto)
+}
+
 /// Runs an expression on whichever device was opened; the expression is compiled once for each backend.
 macro_rules! on_device {
     ($opened:expr, |$device:ident| $body:expr) => {

@@ -8,6 +8,7 @@ use oomb::config::{Config, parse_bytes};
 use oomb::plan::{Machine, Plan};
 use oomb::run::{self, ModelFiles};
 use oomb_device::DType;
+use oomb_device::cuda::WORKSPACE_BYTES;
 use std::path::{Path, PathBuf};
 
 /// Say what a run allocates, buffer by buffer, and whether it fits; nothing is allocated and no GPU is needed.
@@ -105,6 +106,6 @@ fn gpu(device_memory: u64, host_memory: u64) -> Machine {
         device_memory,
         host_memory,
         shared: false,
-        workspace_bytes: 0,
+        workspace_bytes: WORKSPACE_BYTES,
     }
 }

@@ -1,7 +1,7 @@
 //! `oomb bench step`: whole training steps.
 
 use super::{Common, Gradients, bytes, is_cpu, shape, tokens};
-use crate::cli::device::{DeviceTask, with_device};
+use crate::cli::machine::{on_device, open_default};
 use anyhow::{Result, ensure};
 use clap::{Args as ClapArgs, ValueEnum};
 use oomb::bench::step::{self, Repeat, StepReport};
@@ -87,11 +87,11 @@ enum Optimizer {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    with_device(args.common.device, args)
+    on_device!(open_default(args.common.device)?, |device| args.run_on(&device))
 }
 
-impl DeviceTask for &Args {
-    fn run<B: Backend>(self, device: &B) -> Result<()> {
+impl Args {
+    fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
         let request = self.request(is_cpu(device))?;
         self.common.check()?;
         let plan = Plan::new(&request, &run::this_machine(device)?)?;
