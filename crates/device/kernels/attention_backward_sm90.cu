@@ -46,24 +46,25 @@ struct AttentionBackwardParams {
 #include "attention_walk.cuh"
 
 constexpr int THREADS = 384;  // a warpgroup that copies, two that compute
-constexpr int Q_STAGES = 3, DO_STAGES = 2;
+constexpr int Q_STAGES = 3, DO_STAGES = 2, DQ_STAGES = 2;
 constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES;
 constexpr int Q_BYTES = PANELS * Q_PANEL_BYTES, KV_BYTES = PANELS * KV_PANEL_BYTES;
 constexpr int DS_BYTES = KV_TILE * PANEL_ROW_BYTES;  // [keys, queries]
-constexpr int DQ_COLUMNS = 32, DQ_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES;
+constexpr int DQ_COLUMNS = 32, DQ_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, DQ_BYTES = HEAD_DIM / DQ_COLUMNS * DQ_PANEL_BYTES;
 constexpr int ROW_BYTES = 2 * Q_TILE * 4;  // lse, delta
 
 // Shared memory: bytes from the start on.
 constexpr int K_PLACE = 0, V_PLACE = KV_BYTES;
 constexpr int Q_PLACE = V_PLACE + KV_BYTES, DO_PLACE = Q_PLACE + Q_STAGES * Q_BYTES;
 constexpr int DS_PLACE = DO_PLACE + DO_STAGES * Q_BYTES;
-constexpr int DQ_PLACE = DS_PLACE + 2 * DS_BYTES;
-constexpr int ROW_PLACE = DQ_PLACE + HEAD_DIM / DQ_COLUMNS * DQ_PANEL_BYTES;
+constexpr int DQ_PLACE = DS_PLACE + DS_BYTES;
+constexpr int ROW_PLACE = DQ_PLACE + DQ_STAGES * DQ_BYTES;
 constexpr int BARRIER_PLACE = ROW_PLACE + Q_STAGES * ROW_BYTES;
 constexpr int BLOCK_PLACE = BARRIER_PLACE + 128;
 enum Barrier : int { KV_FULL, Q_FULL, Q_EMPTY = Q_FULL + Q_STAGES, DO_FULL = Q_EMPTY + Q_STAGES, DO_EMPTY = DO_FULL + DO_STAGES,
-                     DQ_FULL = DO_EMPTY + DO_STAGES, DQ_EMPTY };
+                     DQ_FULL = DO_EMPTY + DO_STAGES, DQ_EMPTY = DQ_FULL + DQ_STAGES, DS_EMPTY = DQ_EMPTY + DQ_STAGES, NUM_BARRIERS };
+static_assert(NUM_BARRIERS * 8 <= BLOCK_PLACE - BARRIER_PLACE, "room for the barriers");
 
 __device__ __forceinline__ u32 barrier_at(u32 smem, int barrier) { return smem + BARRIER_PLACE + barrier * 8; }
 
@@ -128,19 +129,18 @@ __device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const 
 
 __device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
     Step step = {block.q_last, block.first_head};
-    for (int parity = 0;; parity ^= 1) {
-        u32 seen = look_for_turn(p, step, block);
-        barrier_wait(barrier_at(smem, DQ_FULL), parity);
+    for (Turn<DQ_STAGES> turn;; turn.next()) {
+        const u32 dq = smem + DQ_PLACE + turn.stage * DQ_BYTES;
+        const u32 seen = look_for_turn(p, step, block);
+        barrier_wait(barrier_at(smem, DQ_FULL + turn.stage), turn.parity);
         await_turn(p, step, block, seen);
-        asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll
         for (int panel = 0; panel < HEAD_DIM / DQ_COLUMNS; panel++)
-            add_out_3d(p.dq, smem + DQ_PLACE + panel * DQ_PANEL_BYTES, panel * DQ_COLUMNS, step.head, step.q_tile * Q_TILE);
+            add_out_3d(p.dq, dq + panel * DQ_PANEL_BYTES, panel * DQ_COLUMNS, step.head, step.q_tile * Q_TILE);
         out_commit();
         out_wait<true>();
-        barrier_arrive(barrier_at(smem, DQ_EMPTY));
-        out_wait<false>();
-        asm volatile("fence.proxy.async;" ::: "memory");
+        barrier_arrive(barrier_at(smem, DQ_EMPTY + turn.stage));
+        out_wait<false>();  // added, before whoever takes the turn adds
         pass_turn(turn_of(p, step), block.tile + 1);
         if (is_last(step, block)) return;
         step = step_after(step, block);
@@ -261,18 +261,22 @@ __device__ __forceinline__ void write_ds(u32 ds, const u32 (&grads)[Q_TILE / 16]
         store_matrices(ds + row * PANEL_ROW_BYTES + (((i * 2 + (lane >> 4)) ^ (row & 7)) << 4), grads[i]);
 }
 
-// This warpgroup's half of dq to where the copy engine takes it.
+// This warpgroup's half of dq to where the copy engine takes it. Of two neighbouring rows, which lie in the same swizzle, the odd one
+// writes pieces of the other half of 128 bytes first: so no two lanes meet in a bank.
 __device__ __forceinline__ void write_dq(u32 dq_place, const float (&dq)[NUM_DQ], int group) {
     const int lane = thread_index() & 31, row = (thread_index() >> 5 & 3) * 16 + (lane >> 2);
+    const bool odd = row & 1;
+    const u32 first = dq_place + group * (HEAD_DIM / 2 / DQ_COLUMNS) * DQ_PANEL_BYTES + row * PANEL_ROW_BYTES + (lane & 1) * 8;
 #pragma unroll
     for (int n = 0; n < NUM_DQ / 4; n++) {
-        const int column = group * (HEAD_DIM / 2) + n * 8 + (lane & 3) * 2;
-        const u32 panel = dq_place + column / DQ_COLUMNS * DQ_PANEL_BYTES;
-        const int piece = column % DQ_COLUMNS / 4;
+        const int other = n ^ 2;
+        const u32 piece = (odd ? other : n) % 4 * 2 + (lane >> 1 & 1);
+        const u32 to = first + n / 4 * DQ_PANEL_BYTES + ((piece ^ (row & 7)) << 4);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const u32 to = panel + (row + r * 8) * PANEL_ROW_BYTES + ((piece ^ (row & 7)) << 4) + (column % 4) * 4;
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(dq[n * 4 + r * 2]), "f"(dq[n * 4 + r * 2 + 1]) : "memory");
+            const float x = odd ? dq[other * 4 + r * 2] : dq[n * 4 + r * 2];
+            const float y = odd ? dq[other * 4 + r * 2 + 1] : dq[n * 4 + r * 2 + 1];
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + r * 8 * PANEL_ROW_BYTES), "f"(x), "f"(y) : "memory");
         }
     }
 }
@@ -316,7 +320,8 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
     Step step = {block.q_last, block.first_head};
     Turn<Q_STAGES> turn;
     Turn<DO_STAGES> do_turn;
-    int dq_parity = 0;
+    Turn<DQ_STAGES> dq_turn;
+    int ds_parity = 0;
     barrier_wait(barrier_at(smem, Q_FULL), 0);
     products_fence();
     start_scores(s, k, smem + Q_PLACE);
@@ -337,10 +342,11 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
         products_wait<1>();  // dp
         hold(dp);
         score_gradients(grads, s, dp, rows + Q_TILE * 4, p.scale);
-        const u32 ds = smem + DS_PLACE + do_turn.stage * DS_BYTES;
-        write_ds(ds, grads);
+        barrier_wait(barrier_at(smem, DS_EMPTY), ds_parity ^ 1);  // both warpgroups' dq of the step before
+        ds_parity ^= 1;
+        write_ds(smem + DS_PLACE, grads);
         fence_proxy();
-        named_sync(1, 256);  // ds is complete, and every dq product of the step before is done
+        named_sync(1, 256);  // ds is complete
         products_wait<0>();  // dv
         hold_pairs(probs);
         release(barrier_at(smem, DO_EMPTY + do_turn.stage));
@@ -350,17 +356,18 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
         turn.next();
         if (!last) barrier_wait(barrier_at(smem, Q_FULL + turn.stage), turn.parity);
         products_fence();
-        start_query_sums(dq, ds, k_half);
+        start_query_sums(dq, smem + DS_PLACE, k_half);
         start_sums(dk, grads, q);
         start_scores(s, k, smem + Q_PLACE + turn.stage * Q_BYTES);  // of the next step; after the last of nothing, and not used
         products_wait<2>();  // dq
         hold(dq);
-        barrier_wait(barrier_at(smem, DQ_EMPTY), dq_parity ^ 1);
-        dq_parity ^= 1;
-        write_dq(smem + DQ_PLACE, dq, group);
+        release(barrier_at(smem, DS_EMPTY));
+        barrier_wait(barrier_at(smem, DQ_EMPTY + dq_turn.stage), dq_turn.parity ^ 1);
+        write_dq(smem + DQ_PLACE + dq_turn.stage * DQ_BYTES, dq, group);
         fence_proxy();
         __syncwarp();
-        release(barrier_at(smem, DQ_FULL));
+        release(barrier_at(smem, DQ_FULL + dq_turn.stage));
+        dq_turn.next();
         products_wait<0>();  // dk, s
         hold_pairs(grads);
         release(barrier_at(smem, Q_EMPTY + q_stage));
@@ -389,8 +396,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90
             barrier_init(barrier_at(smem, DO_FULL + stage), 1);
             barrier_init(barrier_at(smem, DO_EMPTY + stage), 8);
         }
-        barrier_init(barrier_at(smem, DQ_FULL), 8);
-        barrier_init(barrier_at(smem, DQ_EMPTY), 1);
+        for (int stage = 0; stage < DQ_STAGES; stage++) {
+            barrier_init(barrier_at(smem, DQ_FULL + stage), 8);
+            barrier_init(barrier_at(smem, DQ_EMPTY + stage), 1);
+        }
+        barrier_init(barrier_at(smem, DS_EMPTY), 8);
         barrier_init_fence();
     }
     __syncthreads();
