@@ -10,7 +10,7 @@
 //
 // Choice: one thread block owns 128 keys of one KV head, two warpgroups 64 each; scores are computed transposed, [keys, queries], so
 // that p and ds are in registers what dv and dk need as their first operand. Only ds goes through shared memory, for dq = ds k, of
-// which each warpgroup computes half of Dh. One warp copies q and do ahead, another adds dq to device memory by the copy engine when
+// which each warpgroup computes half of Dh. One warp copies q and do ahead, two others add dq to device memory by the copy engine when
 // it is this thread block's turn. A warpgroup starts the dq of the step before, dk and the next step's scores together, writes dq out
 // while the others run, and computes the softmax while dp and dv run. dq comes a step late so that the warpgroups need not wait for
 // each other's ds: one computes its softmax under the other's products.
@@ -132,25 +132,32 @@ __device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const 
     }
 }
 
-// ---- one thread adds dq ----
+// ---- two threads add dq, each every other step: a step's turn is passed on when its sums are there, which takes nearly as long as
+// a step ----
 
-__device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
+__device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const volatile Block& block, u32 smem, int stage) {
     Step step = {block.q_last, block.first_head};
-    for (Turn turn;; turn.next()) {
-        const u32 dq = smem + DQ_PLACE + turn.stage * DQ_BYTES;
+    for (int i = 0; i < stage; i++) {
+        if (is_last(step, block)) return;
+        step = step_after(step, block);
+    }
+    const u32 dq = smem + DQ_PLACE + stage * DQ_BYTES;
+    for (int parity = 0;; parity ^= 1) {
         const u32 seen = look_for_turn(p, step, block);
-        barrier_wait(barrier_at(smem, DQ_FULL + turn.stage), turn.parity);
+        barrier_wait(barrier_at(smem, DQ_FULL + stage), parity);
         await_turn(p, step, block, seen);
 #pragma unroll
         for (int panel = 0; panel < HEAD_DIM / DQ_COLUMNS; panel++)
             add_out_3d(p.dq, dq + panel * DQ_PANEL_BYTES, panel * DQ_COLUMNS, step.head, step.q_tile * Q_TILE);
         out_commit();
         out_wait<true>();
-        barrier_arrive(barrier_at(smem, DQ_EMPTY + turn.stage));
+        barrier_arrive(barrier_at(smem, DQ_EMPTY + stage));
         out_wait<false>();  // added, before whoever takes the turn adds
         pass_turn(turn_of(p, step), block.tile + 1);
-        if (is_last(step, block)) return;
-        step = step_after(step, block);
+        for (int i = 0; i < STAGES; i++) {
+            if (is_last(step, block)) return;
+            step = step_after(step, block);
+        }
     }
 }
 
@@ -421,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90
     if (warp < 4) {
         give_registers<24>();
         if (warp == 0) copy_in(p, block, smem);
-        else if (threadIdx.x == 32) add_out(p, block, smem);
+        else if (warp <= STAGES && (threadIdx.x & 31) == 0) add_out(p, block, smem, warp - 1);
     } else {
         take_registers<240>();
         compute(p, block, smem, (warp >> 2) - 1);
