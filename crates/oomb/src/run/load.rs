@@ -2,11 +2,12 @@
 //! loop.
 
 use super::{Error, Result};
-use crate::checkpoint::{self, Checkpoint, DEFAULT_MAX_SHARD_BYTES, Export, WeightType};
+use crate::checkpoint::{self, Adapter, Checkpoint, DEFAULT_MAX_SHARD_BYTES, Export, Values, WeightType};
 use crate::config::{ModelSettings, ModelSource, nearest};
 use crate::engine::Engine;
 use crate::model::config::ModelConfig;
 use crate::model::families::replace_rope;
+use crate::model::params::param_specs;
 use crate::model::presets::{PRESETS, preset};
 use oomb_device::{Backend, DType};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ pub struct ModelFiles {
     /// The shape, with the configuration's own RoPE scaling.
     pub config: ModelConfig,
     checkpoint: Option<Checkpoint>,
+    adapter: Option<Adapter>,
 }
 
 impl ModelFiles {
@@ -25,16 +27,65 @@ impl ModelFiles {
     /// If there is no such preset, or the checkpoint is not one that can be trained.
     pub fn open(settings: &ModelSettings) -> Result<Self> {
         let mut files = match &settings.source {
-            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None },
+            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None, adapter: None },
             ModelSource::Path(folder) => {
                 let checkpoint = Checkpoint::open(folder)?;
-                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint) }
+                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint), adapter: None }
             }
         };
         if let Some(parameters) = &settings.rope_scaling {
             replace_rope(&mut files.config, parameters).map_err(|e| Error::Rope(e.to_string()))?;
         }
         Ok(files)
+    }
+
+    /// The same model with a PEFT adapter in its weights: they are merged as they are read.
+    ///
+    /// # Errors
+    /// If the adapter was not made for this model, or the model is a preset.
+    pub fn with_adapter(self, folder: &Path) -> Result<Self> {
+        if self.checkpoint.is_none() {
+            return Err(Error::Lora("an adapter belongs to a checkpoint: a preset has random weights".to_owned()));
+        }
+        Ok(Self { adapter: Some(Adapter::open(folder, &self.config)?), ..self })
+    }
+
+    /// Where the checkpoint is, where there is one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.checkpoint.as_ref().map(Checkpoint::folder)
+    }
+
+    /// `config.json` as the checkpoint has it.
+    pub fn config_json(&self) -> Option<&serde_json::Value> {
+        self.checkpoint.as_ref().map(Checkpoint::config_json)
+    }
+
+    /// The values of a tensor, with the adapter in them.
+    ///
+    /// # Errors
+    /// If a weight file cannot be read.
+    ///
+    /// # Panics
+    /// If the model is a preset, or has no such tensor.
+    pub fn tensor(&self, name: &str) -> checkpoint::Result<Values> {
+        let values = self.checkpoint.as_ref().expect("a preset has no tensors").tensor(name)?;
+        match &self.adapter {
+            Some(adapter) => adapter.merged(name, values),
+            None => Ok(values),
+        }
+    }
+
+    /// The type in which the checkpoint has its weights: that of its first tensor.
+    ///
+    /// # Errors
+    /// As [`Self::tensor`].
+    pub fn weight_type(&self) -> checkpoint::Result<WeightType> {
+        let checkpoint = self.checkpoint.as_ref().expect("a preset has no tensors");
+        let first = &param_specs(&self.config)[0].sources[0].0;
+        Ok(match checkpoint.tensor(first)? {
+            Values::F32(_) => WeightType::F32,
+            Values::Bf16(_) | Values::F16(_) => WeightType::Bf16,
+        })
     }
 
     /// The checkpoint's tokenizer files, those that there are.
@@ -62,14 +113,14 @@ fn find_preset(name: &str) -> Result<ModelConfig> {
 /// If the engine was made for another model.
 pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed: u64) -> Result<()> {
     let Engine { device, weights, config, .. } = engine;
-    let Some(checkpoint) = &files.checkpoint else {
+    if files.checkpoint.is_none() {
         weights.randomise(device, config, seed);
         return Ok(());
-    };
+    }
     device.fill(&mut weights.slab, 0.0);
     for (spec, view) in weights.specs.iter().zip(&weights.views) {
         for (name, rows) in &spec.sources {
-            device.upload(&mut view.narrow(rows.clone()), checkpoint.tensor(name)?.as_host());
+            device.upload(&mut view.narrow(rows.clone()), files.tensor(name)?.as_host());
         }
     }
     Ok(())
