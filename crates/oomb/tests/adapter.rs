@@ -150,7 +150,7 @@ fn features_that_are_not_here_are_refused_by_name() {
         ("target_modules", json!("all-linear")),
         ("a_key_of_tomorrow", json!(null)),
     ] {
-        assert_eq!(refused(&[harmless.clone()]), "accepted", "{harmless:?}");
+        assert_eq!(refused(std::slice::from_ref(&harmless)), "accepted", "{harmless:?}");
     }
     let messages = [
         ("use_dora", json!(true)),
