@@ -292,7 +292,8 @@ pub fn evaluate<B: Backend>(
     Ok(total)
 }
 
-/// An engine that only evaluates, with the weights of `files`.
+/// An engine that only evaluates, with the weights of `files` and its adapter beside them, as in training: merged into bf16
+/// weights, small changes would be rounded away.
 ///
 /// # Errors
 /// If it does not fit `machine`, or the device fails.
@@ -304,7 +305,8 @@ pub fn evaluator<B: Backend>(
     selection: Selection,
 ) -> Result<Engine<B>> {
     device.check_attention(files.config.head_dim, request.page_tokens)?;
-    let plan = Plan::new(&Request { training: None, ..request.clone() }, machine)?;
+    let lora = files.adapter().map(|adapter| adapter.lora().clone());
+    let plan = Plan::new(&Request { training: None, lora, ..request.clone() }, machine)?;
     let mut engine = Engine::new(device, plan, selection)?;
     load_weights(&mut engine, files, 0)?;
     Ok(engine)

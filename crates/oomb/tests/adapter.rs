@@ -61,16 +61,16 @@ fn loss(files: &ModelFiles, name: &str) -> f64 {
     train::evaluate(&mut engine, &sequence).unwrap().mean()
 }
 
-/// Merged as it is read, and merged into a folder: both have the loss of base + adapter in PEFT, up to the rounding of the
-/// merged weights to f32 (2^-25 of a weight on average).
+/// Beside the base, and merged into a folder: both have the loss of base + adapter in PEFT, up to the adapter's f32 factor and
+/// the rounding of merged weights to f32.
 #[test]
-fn merged_weights_have_the_loss_of_base_and_adapter_in_peft() {
+fn an_evaluation_and_a_merged_export_have_the_loss_of_peft() {
     let folder = tempfile::tempdir().unwrap();
     for name in NAMES {
         let wanted = read_json(&golden("golden_lora", name).join("golden.json"))["loss"].as_f64().unwrap();
         let files = open(&golden("golden", name)).with_adapter(&golden("golden_lora", name)).unwrap();
-        let merged = loss(&files, name);
-        assert!((merged - wanted).abs() < 1e-6 * wanted, "{name}: {merged} {wanted}");
+        let beside = loss(&files, name);
+        assert!((beside - wanted).abs() < 1e-7 * wanted, "{name}: {beside} {wanted}");
         assert!((loss(&open(&golden("golden", name)), name) - wanted).abs() > 1e-2, "{name}: the adapter does something");
         let export = Export {
             config: &files.config,
@@ -85,7 +85,8 @@ fn merged_weights_have_the_loss_of_base_and_adapter_in_peft() {
             Ok(tensors.collect::<Result<Vec<_>, _>>()?.iter().flat_map(|values| values.to_f32()).collect())
         })
         .unwrap();
-        assert_eq!(loss(&open(&out), name).to_bits(), merged.to_bits(), "{name}");
+        let merged = loss(&open(&out), name);
+        assert!((merged - wanted).abs() < 1e-6 * wanted, "{name}: {merged} {wanted}");
     }
 }
 

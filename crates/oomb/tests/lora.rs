@@ -127,12 +127,13 @@ fn an_adapter_from_training_to_a_merged_model() {
     assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "v_proj", "down_proj"]));
     assert_eq!(config["base_model_name_or_path"], "runs/base/model");
 
-    // Beside the base in training, merged at load, and merged into a folder: one loss.
+    // Beside the base in training and in an evaluation, and merged into a folder: one loss.
     let beside = eval(dir, "runs/base/model", &["--adapter", "runs/tuned/adapter"]);
-    assert!((beside - validation).abs() < 1e-5, "{beside} {validation}");
+    assert!((beside - validation).abs() < 1e-6, "{beside} {validation}");
     assert!((eval(dir, "runs/base/model", &[]) - beside).abs() > 1e-3);
     succeed(dir, &["export", "--run", "runs/tuned", "--merge", "--out", "merged"]);
-    assert_eq!(eval(dir, "merged", &[]).to_bits(), beside.to_bits());
+    let merged = eval(dir, "merged", &[]);
+    assert!((merged - beside).abs() < 1e-5, "{merged} {beside}");
     let by_hand = ["export", "--model", "runs/base/model", "--adapter", "runs/tuned/adapter", "--out", "again"];
     succeed(dir, &by_hand);
     let bytes = |folder: &str| contents(&dir.join(folder)).into_iter().map(|(_, bytes)| bytes).collect::<Vec<_>>();

@@ -1,6 +1,7 @@
 //! Which model a configuration names, and its weights on their way to a device and back. It must not know the training
 //! loop.
 
+use super::lora::load_adapter;
 use super::{Error, Result};
 use crate::checkpoint::{self, Adapter, Checkpoint, DEFAULT_MAX_SHARD_BYTES, Export, Values, WeightType};
 use crate::config::{ModelSettings, ModelSource, nearest};
@@ -39,7 +40,7 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// The same model with a PEFT adapter in its weights: they are merged as they are read.
+    /// The same model with a PEFT adapter.
     ///
     /// # Errors
     /// If the adapter was not made for this model, or the model is a preset.
@@ -60,7 +61,12 @@ impl ModelFiles {
         self.checkpoint.as_ref().map(Checkpoint::config_json)
     }
 
-    /// The values of a tensor, with the adapter in them.
+    /// The adapter, where there is one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// The values of a tensor, with the adapter merged into them.
     ///
     /// # Errors
     /// If a weight file cannot be read.
@@ -104,7 +110,8 @@ fn find_preset(name: &str) -> Result<ModelConfig> {
     })
 }
 
-/// Fills the engine's weights: from the checkpoint, or at random from `seed`.
+/// Fills the engine's weights: from the checkpoint, or at random from `seed`. The adapter of `files` goes into the engine's own
+/// where it was planned with one, else into the weights.
 ///
 /// # Errors
 /// If a weight file cannot be read.
@@ -112,18 +119,22 @@ fn find_preset(name: &str) -> Result<ModelConfig> {
 /// # Panics
 /// If the engine was made for another model.
 pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed: u64) -> Result<()> {
-    let Engine { device, weights, config, .. } = engine;
-    if files.checkpoint.is_none() {
+    let Engine { device, weights, adapter, config, .. } = engine;
+    let Some(checkpoint) = &files.checkpoint else {
         weights.randomise(device, config, seed);
         return Ok(());
-    }
+    };
     device.fill(&mut weights.slab, 0.0);
     for (spec, view) in weights.specs.iter().zip(&weights.views) {
         for (name, rows) in &spec.sources {
-            device.upload(&mut view.narrow(rows.clone()), files.tensor(name)?.as_host());
+            let values = if adapter.is_some() { checkpoint.tensor(name)? } else { files.tensor(name)? };
+            device.upload(&mut view.narrow(rows.clone()), values.as_host());
         }
     }
-    Ok(())
+    match (adapter, &files.adapter) {
+        (Some(params), Some(adapter)) => load_adapter(device, params, adapter),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the engine's weights as a Hugging Face folder, in the type in which it computes; `tokenizer` are files to copy

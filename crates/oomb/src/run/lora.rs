@@ -6,6 +6,7 @@ use crate::config::{LoraSettings, LoraSource, ModelSettings, ModelSource};
 use crate::engine::Engine;
 use crate::model::config::ModelConfig;
 use crate::model::lora::{LoraConfig, initial_values};
+use crate::model::weights::Params;
 use crate::train::full_weights;
 use oomb_device::{Backend, HostData};
 use std::path::Path;
@@ -53,15 +54,26 @@ impl Lora {
     /// If the engine was planned for another adapter.
     pub fn load<B: Backend>(&self, engine: &mut Engine<B>, seed: u64) -> Result<()> {
         let Engine { device, adapter: Some(params), .. } = engine else { panic!("the engine has no adapter") };
+        if let Some(adapter) = &self.start {
+            return load_adapter(device, params, adapter);
+        }
         device.fill(&mut params.slab, 0.0);
         for (index, (spec, view)) in params.specs.iter().zip(&mut params.views).enumerate() {
-            match &self.start {
-                None => device.upload(view, HostData::F32(&initial_values(spec, index, seed))),
-                Some(adapter) => device.upload(view, adapter.tensor(&spec.sources[0].0)?.as_host()),
-            }
+            device.upload(view, HostData::F32(&initial_values(spec, index, seed)));
         }
         Ok(())
     }
+}
+
+/// Fills the parameters of an adapter from its folder.
+pub(super) fn load_adapter<B: Backend>(device: &B, params: &mut Params<B>, adapter: &Adapter) -> Result<()> {
+    device.fill(&mut params.slab, 0.0);
+    for (spec, view) in params.specs.iter().zip(&mut params.views) {
+        for (name, rows) in &spec.sources {
+            device.upload(&mut view.narrow(rows.clone()), adapter.tensor(name)?.as_host());
+        }
+    }
+    Ok(())
 }
 
 /// Refuses an adapter to weights that nobody else has.
