@@ -4,7 +4,7 @@
 mod config;
 
 use super::read::read_json;
-use super::tensors::{Tensors, Values};
+use super::values::{Tensors, Values};
 use super::write::{Shard, ShardFile, WeightType, finish, in_new_folder, tensors_of, write_json};
 use super::{ADAPTER_CONFIG, ADAPTER_MODEL, Error, Result};
 use crate::model::config::ModelConfig;

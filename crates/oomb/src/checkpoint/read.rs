@@ -2,7 +2,7 @@
 //! values go.
 
 use super::header::Entry;
-use super::tensors::{Tensors, Values};
+use super::values::{Tensors, Values};
 use super::{CONFIG, Error, INDEX, Result, SINGLE};
 use crate::model::config::ModelConfig;
 use crate::model::families::from_config_json;
