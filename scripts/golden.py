@@ -78,6 +78,14 @@ MODELS = {
     "qwen3_packed": (QWEN3, [14, SEQUENCE_TOKENS - 14]),
 }
 
+# The same at a head dim that GPU kernels take, over several of their pages: made by a generator of their own, so that the others
+# stay what they are.
+WIDE = dict(hidden_size=32, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1, head_dim=64, max_position_embeddings=256)
+WIDE_MODELS = {
+    "llama_wide": ({**LLAMA, **V4, **WIDE, "rope_scaling": None}, [150]),
+    "qwen3_wide": ({**QWEN3, **WIDE, "num_hidden_layers": 2, "max_window_layers": 2}, [70, 93]),
+}
+
 BIG = {**LLAMA, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768)
 
@@ -211,11 +219,12 @@ def golden_rope(out):
 
 def main():
     out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "crates/oomb/tests/golden")
-    generator = torch.Generator().manual_seed(20260202)
     torch.set_num_threads(1)
-    for name, (config, documents) in MODELS.items():
-        shutil.rmtree(out / name, ignore_errors=True)
-        golden_model(out / name, config, documents, generator)
+    for seed, models in [(20260202, MODELS), (20261201, WIDE_MODELS)]:
+        generator = torch.Generator().manual_seed(seed)
+        for name, (config, documents) in models.items():
+            shutil.rmtree(out / name, ignore_errors=True)
+            golden_model(out / name, config, documents, generator)
     golden_rope(out / "rope.json")
 
 

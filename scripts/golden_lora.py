@@ -34,6 +34,7 @@ ADAPTERS = {
     "llama": dict(r=3, lora_alpha=6, target_modules=ALL_LINEAR),
     "qwen2": dict(r=5, lora_alpha=6, use_rslora=True, target_modules=["v_proj", "q_proj", "down_proj"]),
     "qwen3_packed": dict(r=1, lora_alpha=1.5, target_modules=["k_proj", "o_proj", "up_proj"]),
+    "llama_wide": dict(r=8, lora_alpha=8, target_modules=ALL_LINEAR),
 }
 
 

@@ -5,6 +5,7 @@
 
 mod args;
 mod attention;
+mod attention_sm90;
 mod buffer;
 mod device;
 mod driver;
@@ -42,10 +43,14 @@ const PAGES_BYTES: u64 = 16 << 20;
 /// Least driver: CUDA 13.0, as the API that is called.
 const MIN_DRIVER: i32 = 12_000;
 
+/// Where this is set the attention kernels are those for every GPU, also on one that has its own: for comparison.
+pub const PORTABLE_VARIABLE: &str = "OOMB_PORTABLE_ATTENTION";
+
 /// One GPU; cloning clones a handle.
 #[derive(Clone)]
 pub struct Cuda {
     shared: Arc<Shared>,
+    portable_attention: bool,
 }
 
 struct Shared {
@@ -138,7 +143,13 @@ impl Cuda {
             staging: Mutex::new(staging),
             failure: Mutex::new(None),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), portable_attention: std::env::var_os(PORTABLE_VARIABLE).is_some() })
+    }
+
+    /// The same GPU with the attention kernels that run on every one, for comparison.
+    #[must_use]
+    pub fn with_portable_attention(&self) -> Self {
+        Self { portable_attention: true, ..self.clone() }
     }
 
     fn model_name(&self) -> String {

@@ -108,8 +108,11 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 /// Runs `$body` on f64, on the CPU in bf16, and twice on the GPU.
 macro_rules! compare {
-    ($rig:ident, $body:block) => {{
-        let Some(cuda) = gpu() else { return };
+    ($rig:ident, $body:block) => {
+        compare!($rig, gpu(), $body)
+    };
+    ($rig:ident, $cuda:expr, $body:block) => {{
+        let Some(cuda) = $cuda else { return };
         let seed = std::env::var("OOMB_TEST_SEED").map_or_else(
             |_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64,
             |seed| seed.parse().unwrap(),
@@ -336,60 +339,69 @@ fn optimizer() {
     });
 }
 
+/// Every mask, list and carry, at head dims 64 and 128.
+fn attend<B: Backend>(rig: &mut Rig<B>) {
+    for (t, start, h, g, dim, page, window, groups) in [
+        (1, 0, 1, 1, 64, 64, 1000, 1),
+        (63, 128, 3, 1, 64, 128, 1000, 2),
+        (129, 256, 4, 1, 128, 128, 1000, 1),
+        (200, 384, 7, 1, 64, 128, 50, 3),
+        (128, 512, 28, 4, 128, 128, 300, 4),
+        (65, 64, 8, 8, 128, 64, 1, 1),
+        (127, 0, 8, 1, 128, 128, 1000, 1),
+    ] {
+        let keys: usize = start + t;
+        let num_pages = keys.div_ceil(page);
+        let mut slots: Vec<u32> = (0..num_pages as u32 + 1).collect();
+        for i in (1..slots.len()).rev() {
+            slots.swap(i, rig.below(i + 1));
+        }
+        let refs: Vec<PageRef> = (0..num_pages).map(|i| PageRef { slot: slots[i], index: i as u32 }).collect();
+        let shape = [num_pages + 1, 2, g, page, dim];
+        let (kv, q, d_o) = (rig.activation(&shape), rig.activation(&[t, h, dim]), rig.activation(&[t, h, dim]));
+        let first: Vec<u32> = (start..keys).map(|position| (position + 1).saturating_sub(window) as u32).collect();
+        let lowest = first[0] as usize / page;
+        let first = rig.integers(&first);
+        let mask = Mask { first: &first, start: start as u32, scale: 1.0 / (dim as f32).sqrt() };
+        let (mut o, mut lse) = (rig.void(rig.act, &[t, h, dim]), rig.void(DType::F32, &[t, h]));
+        let mut carry = rig.void(DType::F32, &[t, h, dim]);
+        let per_group = (num_pages - lowest).div_ceil(groups);
+        let parts: Vec<&[PageRef]> = refs[lowest..].chunks(per_group).collect();
+        for (i, refs) in parts.iter().enumerate() {
+            let part = match (i == 0, i + 1 == parts.len()) {
+                (true, true) => Part::Only,
+                (true, false) => Part::First,
+                (false, true) => Part::Last,
+                (false, false) => Part::Middle,
+            };
+            rig.device.attention_forward(&mut o, &mut lse, &mut carry, &q, Pages { slab: &kv, refs }, mask, part);
+        }
+        let name = format!("{t}+{start} {h}/{g} {dim}");
+        rig.keep(format!("attention o {name}"), &o, F32_FLOOR);
+        rig.keep(format!("attention lse {name}"), &lse, 1e-5);
+        let mut delta = rig.void(DType::F32, &[t, h]);
+        rig.device.attention_delta(&mut delta, &o, &d_o);
+        rig.keep(format!("attention delta {name}"), &delta, TENSOR_CORE_FLOOR);
+        let (mut dq, dkv) = (rig.float(DType::F32, &[t, h, dim]), rig.float(DType::F32, &shape));
+        for refs in &parts {
+            let (kv, dkv) = (Pages { slab: &kv, refs }, Pages { slab: &dkv, refs });
+            let args = AttentionBackward { q: &q, kv, d_o: &d_o, lse: &lse, delta: &delta, mask, seed: 3 };
+            rig.device.attention_backward(&mut dq, dkv, args);
+        }
+        rig.keep(format!("attention dq {name}"), &dq, TENSOR_CORE_FLOOR);
+        rig.keep(format!("attention dkv {name}"), &dkv, TENSOR_CORE_FLOOR);
+    }
+}
+
 #[test]
 fn attention() {
-    compare!(rig, {
-        for (t, start, h, g, dim, page, window, groups) in [
-            (1, 0, 1, 1, 64, 64, 1000, 1),
-            (63, 128, 3, 1, 64, 128, 1000, 2),
-            (129, 256, 4, 1, 128, 128, 1000, 1),
-            (200, 384, 7, 1, 64, 128, 50, 3),
-            (128, 512, 28, 4, 128, 128, 300, 4),
-            (65, 64, 8, 8, 128, 64, 1, 1),
-            (127, 0, 8, 1, 128, 128, 1000, 1),
-        ] {
-            let keys: usize = start + t;
-            let num_pages = keys.div_ceil(page);
-            let mut slots: Vec<u32> = (0..num_pages as u32 + 1).collect();
-            for i in (1..slots.len()).rev() {
-                slots.swap(i, rig.below(i + 1));
-            }
-            let refs: Vec<PageRef> = (0..num_pages).map(|i| PageRef { slot: slots[i], index: i as u32 }).collect();
-            let shape = [num_pages + 1, 2, g, page, dim];
-            let (kv, q, d_o) = (rig.activation(&shape), rig.activation(&[t, h, dim]), rig.activation(&[t, h, dim]));
-            let first: Vec<u32> = (start..keys).map(|position| (position + 1).saturating_sub(window) as u32).collect();
-            let lowest = first[0] as usize / page;
-            let first = rig.integers(&first);
-            let mask = Mask { first: &first, start: start as u32, scale: 1.0 / (dim as f32).sqrt() };
-            let (mut o, mut lse) = (rig.void(rig.act, &[t, h, dim]), rig.void(DType::F32, &[t, h]));
-            let mut carry = rig.void(DType::F32, &[t, h, dim]);
-            let per_group = (num_pages - lowest).div_ceil(groups);
-            let parts: Vec<&[PageRef]> = refs[lowest..].chunks(per_group).collect();
-            for (i, refs) in parts.iter().enumerate() {
-                let part = match (i == 0, i + 1 == parts.len()) {
-                    (true, true) => Part::Only,
-                    (true, false) => Part::First,
-                    (false, true) => Part::Last,
-                    (false, false) => Part::Middle,
-                };
-                rig.device.attention_forward(&mut o, &mut lse, &mut carry, &q, Pages { slab: &kv, refs }, mask, part);
-            }
-            let name = format!("{t}+{start} {h}/{g} {dim}");
-            rig.keep(format!("attention o {name}"), &o, F32_FLOOR);
-            rig.keep(format!("attention lse {name}"), &lse, 1e-5);
-            let mut delta = rig.void(DType::F32, &[t, h]);
-            rig.device.attention_delta(&mut delta, &o, &d_o);
-            rig.keep(format!("attention delta {name}"), &delta, TENSOR_CORE_FLOOR);
-            let (mut dq, dkv) = (rig.float(DType::F32, &[t, h, dim]), rig.float(DType::F32, &shape));
-            for refs in &parts {
-                let (kv, dkv) = (Pages { slab: &kv, refs }, Pages { slab: &dkv, refs });
-                let args = AttentionBackward { q: &q, kv, d_o: &d_o, lse: &lse, delta: &delta, mask, seed: 3 };
-                rig.device.attention_backward(&mut dq, dkv, args);
-            }
-            rig.keep(format!("attention dq {name}"), &dq, TENSOR_CORE_FLOOR);
-            rig.keep(format!("attention dkv {name}"), &dkv, TENSOR_CORE_FLOOR);
-        }
-    });
+    compare!(rig, gpu(), { attend(rig) });
+}
+
+/// The kernels for every GPU, also where the GPU has its own.
+#[test]
+fn portable_attention() {
+    compare!(rig, gpu().map(|cuda| cuda.with_portable_attention()), { attend(rig) });
 }
 
 #[test]

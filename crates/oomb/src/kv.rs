@@ -76,6 +76,7 @@ pub struct Traffic {
 pub struct Store<B: Backend> {
     device: B,
     shape: KvShape,
+    call_groups: usize,
     prefetch_groups: usize,
     kv: Cache<B>,
     grads: Option<Cache<B>>,
@@ -95,6 +96,7 @@ impl<B: Backend> Store<B> {
         Self {
             device: device.clone(),
             shape: layout.shape,
+            call_groups: layout.call_groups,
             prefetch_groups: layout.prefetch_groups,
             kv: cache(kv),
             grads: grads.map(cache),
@@ -239,16 +241,12 @@ impl<B: Backend> Store<B> {
         access
     }
 
-    /// Splits an access into calls: all groups that live on the device together, streamed groups one by one.
+    /// Splits an access into calls: all groups that live on the device together, streamed groups so many at a time.
     fn calls(&self, access: &Access) -> Vec<Vec<Batch>> {
-        let mut calls: Vec<Vec<Batch>> = Vec::new();
-        for batch in self.batches(access.pages.clone()) {
-            match calls.last_mut() {
-                Some(call) if self.kv.stays(batch.group) => call.push(batch),
-                _ => calls.push(vec![batch]),
-            }
-        }
-        calls
+        let (stay, stream): (Vec<_>, Vec<_>) =
+            self.batches(access.pages.clone()).into_iter().partition(|batch| self.kv.stays(batch.group));
+        let resident = (!stay.is_empty()).then_some(stay);
+        resident.into_iter().chain(stream.chunks(self.call_groups).map(<[Batch]>::to_vec)).collect()
     }
 
     fn batches(&self, pages: Range<usize>) -> Vec<Batch> {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const NAMES: [&str; 3] = ["llama", "qwen2", "qwen3_packed"];
+const NAMES: [&str; 4] = ["llama", "qwen2", "qwen3_packed", "llama_wide"];
 
 fn golden(folder: &str, name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder).join(name)

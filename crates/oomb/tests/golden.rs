@@ -9,7 +9,8 @@ use oomb::model::activations::Keep;
 use oomb::plan::{Plan, Request, Training};
 use oomb::train;
 use oomb_device::cpu::{Cpu, CpuOptions, Poison, Real};
-use oomb_device::{DType, Device};
+use oomb_device::cuda::Cuda;
+use oomb_device::{Backend, DType};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -49,11 +50,11 @@ fn golden(name: &'static str) -> Golden {
         })
         .collect();
     let sequence = Sequence::packed(run.ids.clone(), &starts);
-    let (checkpoint, grads) = (Checkpoint::open(&folder).expect("a golden checkpoint"), gradients(&folder));
+    let (checkpoint, grads) = (Checkpoint::open(&folder).expect("a golden checkpoint"), golden_gradients(&folder));
     Golden { name, checkpoint, adapter: None, sequence, run, grads }
 }
 
-fn gradients(folder: &Path) -> BTreeMap<String, Vec<f32>> {
+fn golden_gradients(folder: &Path) -> BTreeMap<String, Vec<f32>> {
     let bytes = std::fs::read(folder.join("grads.safetensors")).expect("grads.safetensors");
     let file = SafeTensors::deserialize(&bytes).expect("valid safetensors");
     let floats = |data: &[u8]| data.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
@@ -73,7 +74,7 @@ fn golden_lora(name: &'static str) -> Golden {
     let adapter = Some(Adapter::open(&folder, base.checkpoint.config()).expect("a golden adapter"));
     let losses = serde_json::from_slice(&std::fs::read(folder.join("golden.json")).expect("golden.json"));
     let Losses { loss, token_losses } = losses.expect("its fields");
-    Golden { adapter, run: Run { loss, token_losses, ..base.run }, grads: gradients(&folder), ..base }
+    Golden { adapter, run: Run { loss, token_losses, ..base.run }, grads: golden_gradients(&folder), ..base }
 }
 
 /// How the sequence is cut and where its pages are.
@@ -88,9 +89,12 @@ struct Cut {
     tight: bool,
 }
 
-fn engine(golden: &Golden, real: Real, cut: Cut) -> Engine<Cpu> {
-    let device = Cpu::new(CpuOptions { real, poison: Poison::On, ..CpuOptions::default() });
-    let machine = machine(&device, 1 << 30);
+fn cpu(real: Real, compute_dtype: DType) -> Cpu {
+    Cpu::new(CpuOptions { real, compute_dtype, poison: Poison::On, ..CpuOptions::default() })
+}
+
+fn engine<B: Backend>(golden: &Golden, device: &B, cut: Cut) -> Engine<B> {
+    let machine = machine(device, 1 << 30);
     let mut request = Request {
         model: golden.checkpoint.config().clone(),
         sequence_tokens: golden.sequence.ids.len(),
@@ -107,7 +111,7 @@ fn engine(golden: &Golden, real: Real, cut: Cut) -> Engine<Cpu> {
     };
     request.device_budget = cut.tight.then(|| request.smallest_budget(&machine));
     let plan = Plan::new(&request, &machine).expect("a golden model fits anywhere");
-    let engine = Engine::new(&device, plan, Selection::All).expect("enough memory for a golden model");
+    let engine = Engine::new(device, plan, Selection::All).expect("enough memory for a golden model");
     for (spec, view) in engine.weights.specs.iter().zip(&engine.weights.views) {
         for (name, rows) in &spec.sources {
             let values = golden.checkpoint.tensor(name).expect("a golden tensor");
@@ -134,7 +138,7 @@ fn deviation(got: &[f64], wanted: impl Iterator<Item = f64> + Clone) -> f64 {
 
 /// Runs `golden` cut in this way and adds what is off by more than `tolerance` to `failures`.
 fn check(golden: &Golden, real: Real, cut: Cut, tolerance: f64, failures: &mut Vec<String>) {
-    let mut engine = engine(golden, real, cut);
+    let mut engine = engine(golden, &cpu(real, DType::F32), cut);
     let step = train::gradient(&mut engine, std::slice::from_ref(&golden.sequence), 0).expect("the CPU does not fail");
     let mut expect = |what: &str, deviation: f64| {
         if deviation.is_nan() || deviation > tolerance {
@@ -151,18 +155,24 @@ fn check(golden: &Golden, real: Real, cut: Cut, tolerance: f64, failures: &mut V
         .collect();
     assert_eq!(labelled.len(), golden.run.token_losses.len());
     expect("a token's loss", deviation(&labelled, golden.run.token_losses.iter().copied()));
+    for (name, got) in gradients(golden, &engine) {
+        expect(&name, deviation(&got, golden.grads[&name].iter().map(|&value| f64::from(value))));
+    }
+}
+
+/// The gradient of every parameter, by the name of its golden tensor.
+fn gradients<B: Backend>(golden: &Golden, engine: &Engine<B>) -> BTreeMap<String, Vec<f64>> {
     let grads = engine.grads.as_ref().expect("an engine for training");
-    let mut seen = 0;
+    let mut found = BTreeMap::new();
     for (spec, view) in grads.specs.iter().zip(&grads.views) {
         for (name, rows) in &spec.sources {
-            let got = engine.device.download_f64(&view.narrow(rows.clone())).expect("the CPU does not fail");
-            let wanted = &golden.grads[name];
-            assert_eq!(got.len(), wanted.len(), "{name}");
-            expect(name, deviation(&got, wanted.iter().map(|&value| f64::from(value))));
-            seen += 1;
+            let got = engine.device.download_f64(&view.narrow(rows.clone())).expect("the device does not fail");
+            assert_eq!(got.len(), golden.grads[name].len(), "{name}");
+            found.insert(name.clone(), got);
         }
     }
-    assert_eq!(seen, golden.grads.len(), "{}: gradients without a parameter", golden.name);
+    assert_eq!(found.len(), golden.grads.len(), "{}: gradients without a parameter", golden.name);
+    found
 }
 
 /// Pages of 4 and chunks from one page to beyond the 37 tokens, odd numbers of pages included; then longer pages, the
@@ -234,12 +244,84 @@ fn lora_packed() {
     check_all(&golden_lora("qwen3_packed"), F64_TOLERANCE);
 }
 
-parity!(llama, llama_tied, llama_linear, llama_dynamic, llama_llama3, llama_yarn, qwen2, qwen3, qwen3_packed);
+#[test]
+fn lora_wide() {
+    check_all(&golden_lora("llama_wide"), F64_TOLERANCE);
+}
+
+parity!(
+    llama,
+    llama_tied,
+    llama_linear,
+    llama_dynamic,
+    llama_llama3,
+    llama_yarn,
+    qwen2,
+    qwen3,
+    qwen3_packed,
+    llama_wide,
+    qwen3_wide
+);
+
+/// Distance of all gradients together from transformers', relative to their size.
+fn gradient_error(golden: &Golden, got: &BTreeMap<String, Vec<f64>>) -> f64 {
+    let pairs = || got.iter().flat_map(|(name, got)| got.iter().zip(&golden.grads[name]));
+    let error: f64 = pairs().map(|(got, &wanted)| (got - f64::from(wanted)).powi(2)).sum();
+    let size: f64 = pairs().map(|(_, &wanted)| f64::from(wanted).powi(2)).sum();
+    (error / size).sqrt()
+}
+
+/// On a GPU: as near to transformers as the CPU is in bf16, for the models whose head dim its attention kernels take.
+#[test]
+fn a_gpu_agrees() {
+    let cuda = match Cuda::new(0) {
+        Ok(cuda) => cuda,
+        Err(error) => {
+            eprintln!("skipped: no CUDA device: {error}");
+            return;
+        }
+    };
+    fn outcome<B: Backend>(golden: &Golden, device: &B, cut: Cut) -> (f64, f64) {
+        let mut engine = engine(golden, device, cut);
+        let step = train::gradient(&mut engine, std::slice::from_ref(&golden.sequence), 0).expect("the device does not fail");
+        ((step.loss / golden.run.loss - 1.0).abs(), gradient_error(golden, &gradients(golden, &engine)))
+    }
+    for golden in [golden("llama_wide"), golden("qwen3_wide"), golden_lora("llama_wide")] {
+        let name = if golden.adapter.is_some() { format!("{} with an adapter", golden.name) } else { golden.name.to_owned() };
+        for (page_tokens, chunk_tokens, keep, tight) in [
+            (64, 64, Keep::Inputs, true),
+            (64, 128, Keep::All, false),
+            (128, 128, Keep::Attention, true),
+            (128, 256, Keep::All, false),
+        ] {
+            let cut = Cut { page_tokens, chunk_tokens, group_pages: 1, loss_tile_tokens: 64, keep, tight };
+            let (loss, gradient) = outcome(&golden, &cuda, cut);
+            let (bf16_loss, bf16_gradient) = outcome(&golden, &cpu(Real::F32, DType::Bf16), cut);
+            println!(
+                "{name} {cut:?}: loss {loss:.1e} (CPU in bf16 {bf16_loss:.1e}), gradient {gradient:.1e} ({bf16_gradient:.1e})"
+            );
+            assert!(gradient <= 2.0 * bf16_gradient, "{name} {cut:?}: {gradient} {bf16_gradient}");
+            // The mean over some 150 labels of logits that are rounded to bf16.
+            assert!(loss < 4e-3, "{name} {cut:?}: {loss}");
+        }
+    }
+}
 
 #[test]
 fn every_golden_model_is_checked() {
-    let checked =
-        ["llama", "llama_tied", "llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "qwen2", "qwen3", "qwen3_packed"];
+    let checked = [
+        "llama",
+        "llama_tied",
+        "llama_linear",
+        "llama_dynamic",
+        "llama_llama3",
+        "llama_yarn",
+        "qwen2",
+        "qwen3",
+        "qwen3_packed",
+        "llama_wide",
+        "qwen3_wide",
+    ];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

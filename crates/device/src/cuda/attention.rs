@@ -1,4 +1,5 @@
-//! [`AttentionOps`] on the GPU: the `mma.sync` kernels, for compute capability 8.0 and up, head dims 64 and 128.
+//! [`AttentionOps`] on the GPU: the portable `mma.sync` kernels, for compute capability 8.0 and up, head dims 64 and 128; calls that
+//! the kernels of [`attention_sm90`](super::attention_sm90) take go there.
 
 use super::args::int;
 use super::module::{Define, Unit};
@@ -13,11 +14,19 @@ const VARIANTS: &[&[Define]] = &[
     &[("HEAD_DIM", 128), ("PAGE_TOKENS", 64)],
 ];
 
-pub(super) static FORWARD: Unit =
-    Unit { stem: "attention_forward", source: include_str!("../../kernels/attention_forward.cu"), variants: VARIANTS };
+pub(super) static FORWARD: Unit = Unit {
+    stem: "attention_forward",
+    source: include_str!("../../kernels/attention_forward.cu"),
+    variants: VARIANTS,
+    only: None,
+};
 
-pub(super) static BACKWARD: Unit =
-    Unit { stem: "attention_backward", source: include_str!("../../kernels/attention_backward.cu"), variants: VARIANTS };
+pub(super) static BACKWARD: Unit = Unit {
+    stem: "attention_backward",
+    source: include_str!("../../kernels/attention_backward.cu"),
+    variants: VARIANTS,
+    only: None,
+};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -73,16 +82,16 @@ struct DeltaParams {
 }
 
 /// What a call works on.
-struct Sizes {
-    queries: usize,
-    heads: usize,
-    kv_heads: usize,
-    dim: usize,
-    page: usize,
+pub(super) struct Sizes {
+    pub(super) queries: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) dim: usize,
+    pub(super) page: usize,
 }
 
 impl Sizes {
-    fn of(op: &'static str, q: &Tensor<Cuda>, kv: &Pages<'_, Cuda>) -> Self {
+    pub(super) fn of(op: &'static str, q: &Tensor<Cuda>, kv: &Pages<'_, Cuda>) -> Self {
         let [queries, heads, dim] = *q.shape() else { panic!("{op}: q is {q:?}, wanted [T, H, Dh]") };
         let [_, 2, kv_heads, page, slab_dim] = *kv.slab.shape() else { panic!("{op}: slab {:?}", kv.slab) };
         assert!(slab_dim == dim && heads.is_multiple_of(kv_heads) && kv.slab.dtype() == Bf16, "{op}: {q:?} over {:?}", kv.slab);
@@ -90,11 +99,11 @@ impl Sizes {
         Self { queries, heads, kv_heads, dim, page }
     }
 
-    fn defines(&self) -> [Define; 2] {
+    pub(super) fn defines(&self) -> [Define; 2] {
         [("HEAD_DIM", self.dim as u32), ("PAGE_TOKENS", self.page as u32)]
     }
 
-    fn shape(&self) -> [usize; 3] {
+    pub(super) fn shape(&self) -> [usize; 3] {
         [self.queries, self.heads, self.dim]
     }
 }
@@ -126,6 +135,30 @@ fn shared_bytes(queries: usize, keys: usize, dim: usize) -> u32 {
     (2 * kv_tile + 4 * q_tile + 2 * p_tile + 4 * queries * 4 + 4 * queries * (dim + 32) + 16) as u32
 }
 
+/// A [`Part`] as kernels know it.
+pub(super) fn part_number(part: Part) -> i32 {
+    match part {
+        Part::Only => 0,
+        Part::First => 1,
+        Part::Middle => 2,
+        Part::Last => 3,
+    }
+}
+
+impl Cuda {
+    /// A ticket counter and the turns of `num_tiles` dq tiles, zeroed, in scratch memory.
+    pub(super) fn clear_turns(&self, op: &'static str, num_tiles: usize) -> u64 {
+        let bytes = (1 + num_tiles as u64) * 4;
+        let (turns, scratch_bytes) = self.scratch();
+        assert!(bytes <= scratch_bytes, "{op}: {num_tiles} tiles of queries are too many");
+        self.attempt(op, || {
+            driver::zero(turns, bytes, self.stream(Stream::Compute))
+                .map_err(|error| Error::Failed { op: op.to_owned(), detail: error.to_string() })
+        });
+        turns
+    }
+}
+
 impl AttentionOps for Cuda {
     fn check_attention(&self, head_dim: usize, page_tokens: usize) -> Result<()> {
         if [64, 128].contains(&head_dim) && page_tokens.is_multiple_of(64) {
@@ -150,6 +183,9 @@ impl AttentionOps for Cuda {
         const KV_TILE: usize = 64;
         let op = self.op("attention_forward");
         let sizes = Sizes::of(op.name, q, &kv);
+        if self.takes_sm90(&sizes) {
+            return self.attention_forward_sm90(o, lse, carry, q, kv, mask, part);
+        }
         let params = ForwardParams {
             o: op.at("o", o, Bf16, &sizes.shape()),
             lse: op.at("lse", lse, F32, &sizes.shape()[..2]),
@@ -164,12 +200,7 @@ impl AttentionOps for Cuda {
             num_kv_heads: int(sizes.kv_heads),
             start: int(mask.start as usize),
             scale_log2: mask.scale * std::f32::consts::LOG2_E,
-            part: match part {
-                Part::Only => 0,
-                Part::First => 1,
-                Part::Middle => 2,
-                Part::Last => 3,
-            },
+            part: part_number(part),
         };
         let shared_bytes = (Q_TILE + 3 * KV_TILE) * sizes.dim * 2;
         let blocks = sizes.queries.div_ceil(Q_TILE) * sizes.heads;
@@ -197,14 +228,10 @@ impl AttentionOps for Cuda {
         let sizes = Sizes::of(op.name, args.q, &args.kv);
         let same = dkv.refs.iter().map(|page| page.index).eq(args.kv.refs.iter().map(|page| page.index));
         assert!(same && dkv.slab.shape()[1..] == args.kv.slab.shape()[1..], "{}: pages of k, v and of dk, dv differ", op.name);
+        if self.takes_sm90(&sizes) {
+            return self.attention_backward_sm90(dq, dkv, args);
+        }
         let tiles = Tiles::choose(&sizes, self.shared.shared_bytes);
-        let num_turns = 1 + sizes.queries.div_ceil(tiles.queries) * sizes.heads;
-        let (turns, scratch_bytes) = self.scratch();
-        assert!(num_turns as u64 * 4 <= scratch_bytes, "{}: {} queries are too many", op.name, sizes.queries);
-        self.attempt(op.name, || {
-            driver::zero(turns, num_turns as u64 * 4, self.stream(Stream::Compute))
-                .map_err(|error| Error::Failed { op: op.name.to_owned(), detail: error.to_string() })
-        });
         let params = BackwardParams {
             dq: op.at("dq", dq, F32, &sizes.shape()),
             dkv: self.pointer(dkv.slab),
@@ -216,7 +243,7 @@ impl AttentionOps for Cuda {
             refs: self.stage_pages(args.kv.refs),
             grad_refs: self.stage_pages(dkv.refs),
             first: op.at("first", args.mask.first, U32, &[sizes.queries]),
-            turns,
+            turns: self.clear_turns(op.name, sizes.queries.div_ceil(tiles.queries) * sizes.heads),
             seed: args.seed,
             num_refs: int(args.kv.refs.len()),
             num_queries: int(sizes.queries),

@@ -219,6 +219,60 @@ pub(super) fn zero(dst: u64, bytes: u64, stream: Handle<CUstream>) -> DriverResu
     check(unsafe { sys::cuMemsetD8Async(dst, 0, bytes as usize, stream.0) })
 }
 
+/// A tensor as the copy engine of compute capability 9.0 sees it; kernels take it by value.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(super) struct TensorMap([u64; 16]);
+
+/// What a [`TensorMap`] describes: a tensor and the part of it that is copied at once.
+pub(super) struct MapShape<'a> {
+    pub(super) element: MapElement,
+    /// Innermost first.
+    pub(super) dims: &'a [u64],
+    /// Bytes from one element to the next, of each dimension but the innermost; multiples of 16.
+    pub(super) strides: &'a [u64],
+    /// Elements copied at once; 128 bytes of the innermost dimension.
+    pub(super) part: &'a [u32],
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum MapElement {
+    Bf16,
+    F32,
+}
+
+/// Describes device memory for the copy engine: parts lie in shared memory in the 128-byte swizzle, and what is outside the
+/// tensor is read as zero and not written.
+pub(super) fn tensor_map(address: u64, shape: &MapShape<'_>) -> DriverResult<TensorMap> {
+    let rank = shape.dims.len();
+    assert!((shape.strides.len() + 1, shape.part.len()) == (rank, rank), "a tensor map of {rank} dimensions");
+    let element = match shape.element {
+        MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        MapElement::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
+    let mut map = TensorMap([0; 16]);
+    let element_strides = [1; 5];
+    // SAFETY: the map has the size and alignment of the driver's; every list has `rank` elements (strides one less); the driver
+    // checks the rest and reads no memory of the device.
+    check(unsafe {
+        sys::cuTensorMapEncodeTiled(
+            std::ptr::from_mut(&mut map).cast(),
+            element,
+            rank as u32,
+            address as *mut c_void,
+            shape.dims.as_ptr(),
+            shape.strides.as_ptr(),
+            shape.part.as_ptr(),
+            element_strides.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    })?;
+    Ok(map)
+}
+
 /// Loads machine code for the current context's GPU.
 pub(super) fn load_module(cubin: &[u8]) -> DriverResult<Handle<CUmodule>> {
     let mut module = std::ptr::null_mut();

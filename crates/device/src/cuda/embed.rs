@@ -7,7 +7,8 @@ use crate::DType::{Bf16, F32, U32};
 use crate::Tensor;
 use crate::ops::embed::EmbedOps;
 
-pub(super) static UNIT: Unit = Unit { stem: "embed", source: include_str!("../../kernels/embed.cu"), variants: &[&[]] };
+pub(super) static UNIT: Unit =
+    Unit { stem: "embed", source: include_str!("../../kernels/embed.cu"), variants: &[&[]], only: None };
 
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use crate::DType::{Bf16, F32, U32};
 use crate::Tensor;
 use crate::ops::loss::LossOps;
 
-pub(super) static UNIT: Unit = Unit { stem: "loss", source: include_str!("../../kernels/loss.cu"), variants: &[&[]] };
+pub(super) static UNIT: Unit = Unit { stem: "loss", source: include_str!("../../kernels/loss.cu"), variants: &[&[]], only: None };
 
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use crate::DType::Bf16;
 use crate::Tensor;
 use crate::ops::mlp::MlpOps;
 
-pub(super) static UNIT: Unit = Unit { stem: "mlp", source: include_str!("../../kernels/mlp.cu"), variants: &[&[]] };
+pub(super) static UNIT: Unit = Unit { stem: "mlp", source: include_str!("../../kernels/mlp.cu"), variants: &[&[]], only: None };
 
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //! It owns compilation, the cache and the loaded modules. It must not know what any kernel computes.
 
 use super::driver::{self, Handle};
-use super::{attention, embed, library, loss, mlp, norm, optim, reduce, rope};
+use super::{attention, attention_sm90, embed, library, loss, mlp, norm, optim, reduce, rope};
 use crate::{Error, Result};
 use cudarc::driver::sys::{CUfunction, CUmodule};
 use cudarc::nvrtc::sys as nvrtc;
@@ -25,12 +25,16 @@ pub(super) struct Unit {
     pub(super) source: &'static str,
     /// The specialisations that [`compile_all`] tries; each is a set of macros.
     pub(super) variants: &'static [&'static [Define]],
+    /// The only architecture whose instructions it uses, or any from `sm_80` on.
+    pub(super) only: Option<&'static str>,
 }
 
 /// Every unit.
 pub(super) const UNITS: &[&Unit] = &[
     &attention::BACKWARD,
     &attention::FORWARD,
+    &attention_sm90::BACKWARD,
+    &attention_sm90::FORWARD,
     &embed::UNIT,
     &loss::UNIT,
     &mlp::UNIT,
@@ -41,8 +45,12 @@ pub(super) const UNITS: &[&Unit] = &[
 ];
 
 /// What units include.
-const HEADERS: [(&str, &str); 2] =
-    [("attention.cuh", include_str!("../../kernels/attention.cuh")), ("common.cuh", include_str!("../../kernels/common.cuh"))];
+const HEADERS: [(&str, &str); 4] = [
+    ("attention.cuh", include_str!("../../kernels/attention.cuh")),
+    ("attention_walk.cuh", include_str!("../../kernels/attention_walk.cuh")),
+    ("common.cuh", include_str!("../../kernels/common.cuh")),
+    ("hopper.cuh", include_str!("../../kernels/hopper.cuh")),
+];
 
 /// Folder of `.cu` files read in place of those built in, for tuning without a rebuild.
 pub const SOURCE_VARIABLE: &str = "OOMB_KERNELS";
@@ -68,7 +76,7 @@ pub struct KernelReport {
 /// [`Error::Unavailable`] without NVRTC; [`Error::Failed`] with the compiler's log where a kernel does not compile.
 pub fn compile_all(arch: &str) -> Result<Vec<KernelReport>> {
     let mut reports = Vec::new();
-    for unit in UNITS {
+    for unit in UNITS.iter().filter(|unit| unit.only.is_none_or(|only| only == arch)) {
         for defines in unit.variants {
             let compiled = compile(unit, defines, arch)?;
             reports.extend(parse_log(&label(unit, defines), &compiled.log));
@@ -110,6 +118,11 @@ impl Modules {
         Self { arch: format!("sm_{major}{minor}{suffix}"), loaded: Mutex::default() }
     }
 
+    /// What kernels are compiled for, `"sm_90a"`.
+    pub(super) fn arch(&self) -> &str {
+        &self.arch
+    }
+
     /// The kernel `name` of `unit` with `defines`. The context is current.
     pub(super) fn function(&self, unit: &'static Unit, defines: &[Define], name: &'static str) -> Result<Handle<CUfunction>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -147,9 +160,9 @@ fn label(unit: &Unit, defines: &[Define]) -> String {
 }
 
 /// A unit's text and the headers': built in, or from the folder that [`SOURCE_VARIABLE`] names.
-fn sources(unit: &Unit) -> Result<(String, [String; 2])> {
+fn sources(unit: &Unit) -> Result<(String, Vec<String>)> {
     let Some(folder) = env::var_os(SOURCE_VARIABLE).map(PathBuf::from) else {
-        return Ok((unit.source.to_string(), HEADERS.map(|(_, text)| text.to_string())));
+        return Ok((unit.source.to_string(), HEADERS.iter().map(|(_, text)| (*text).to_string()).collect()));
     };
     let read = |name: &str| {
         let path = folder.join(name);
@@ -158,8 +171,8 @@ fn sources(unit: &Unit) -> Result<(String, [String; 2])> {
             detail: format!("{SOURCE_VARIABLE}: {}: {error}", path.display()),
         })
     };
-    let [first, second] = HEADERS.map(|(name, _)| read(name));
-    Ok((read(&format!("{}.cu", unit.stem))?, [first?, second?]))
+    let headers = HEADERS.iter().map(|(name, _)| read(name)).collect::<Result<_>>()?;
+    Ok((read(&format!("{}.cu", unit.stem))?, headers))
 }
 
 struct Compiled {

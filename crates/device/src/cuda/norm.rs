@@ -7,7 +7,7 @@ use crate::DType::{Bf16, F32};
 use crate::Tensor;
 use crate::ops::norm::NormOps;
 
-pub(super) static UNIT: Unit = Unit { stem: "norm", source: include_str!("../../kernels/norm.cu"), variants: &[&[]] };
+pub(super) static UNIT: Unit = Unit { stem: "norm", source: include_str!("../../kernels/norm.cu"), variants: &[&[]], only: None };
 
 #[repr(C)]
 #[derive(Clone, Copy)]

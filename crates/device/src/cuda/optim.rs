@@ -7,7 +7,8 @@ use crate::DType::{Bf16, F32, F64};
 use crate::ops::optim::{AdamW, AdamWState, Clip, OptimOps};
 use crate::{DType, Tensor};
 
-pub(super) static UNIT: Unit = Unit { stem: "optim", source: include_str!("../../kernels/optim.cu"), variants: &[&[]] };
+pub(super) static UNIT: Unit =
+    Unit { stem: "optim", source: include_str!("../../kernels/optim.cu"), variants: &[&[]], only: None };
 
 #[repr(C)]
 #[derive(Clone, Copy)]

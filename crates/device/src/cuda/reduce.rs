@@ -4,7 +4,8 @@ use super::args::int;
 use super::module::Unit;
 use super::{Cuda, Kernel, Launch};
 
-pub(super) static UNIT: Unit = Unit { stem: "reduce", source: include_str!("../../kernels/reduce.cu"), variants: &[&[]] };
+pub(super) static UNIT: Unit =
+    Unit { stem: "reduce", source: include_str!("../../kernels/reduce.cu"), variants: &[&[]], only: None };
 
 /// Most runs that rows are divided into.
 const MAX_PARTS: usize = 256;

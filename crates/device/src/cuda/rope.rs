@@ -12,6 +12,7 @@ pub(super) static UNIT: Unit = Unit {
     stem: "rope",
     source: include_str!("../../kernels/rope.cu"),
     variants: &[&[("HEAD_DIM", 64)], &[("HEAD_DIM", 128)], &[("HEAD_DIM", 6)]],
+    only: None,
 };
 
 /// Warps of a thread block, each on one (token, head) at a time.

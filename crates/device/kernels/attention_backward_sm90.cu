@@ -1,0 +1,417 @@
+// Gradient of attention through one group of pages on Hopper (AttentionOps::attention_backward).
+//
+// Owns the products and where their operands lie; attention_walk.cuh owns the order of sums. Must not know tiers, groups or how
+// pages were chosen.
+//
+// Floor: five products, 10 * Dh FLOP per visible (query, key, head), at wgmma's rate, 4096 FLOP per cycle and multiprocessor. 64
+// queries x 128 keys, Dh 128: 2560 cycles of products. Shared memory, 128 bytes per cycle: s, dp and dq 64 KiB each (both operands
+// read), dv and dk 32 KiB each (p and ds are in registers), ds and dq written and read 80 KiB, copies in 32 KiB: 2900 cycles. 8192
+// exponentials: 512 cycles. dq goes to L2 as sums, 32 KiB per step, 1.5 TB/s in all at 500 TFLOP/s.
+//
+// Choice: one thread block owns 128 keys of one KV head, two warpgroups 64 each; scores are computed transposed, [keys, queries], so
+// that p and ds are in registers what dv and dk need as their first operand. Only ds goes through shared memory, for dq = ds k, of
+// which each warpgroup computes half of Dh. One warp copies q and do ahead, another adds dq to device memory by the copy engine when
+// it is this thread block's turn. A warpgroup starts dq, dk and the next step's scores together, writes dq out while dk runs, and
+// computes the softmax while the next dp and dv run.
+#include "hopper.cuh"
+
+constexpr int Q_TILE = 64;
+constexpr int KV_TILE = 128;
+constexpr int TILES_PER_PAGE = PAGE_TOKENS / KV_TILE;
+static_assert(TILES_PER_PAGE * KV_TILE == PAGE_TOKENS, "whole tiles in a page");
+
+struct AttentionBackwardParams {
+    TensorMap q;           // [T, H, Dh] bf16, of which one head of 64 tokens is copied, a panel at a time
+    TensorMap d_o;         // the same
+    TensorMap kv;          // [slots * 2 * G * P, Dh] bf16, 128 rows of a panel
+    TensorMap dq;          // [T, H, Dh] f32, of which one head of 64 tokens is added to, 32 columns at a time
+    void* dkv;             // [slots, 2, G, P, Dh], added to; f32 or bf16
+    const float* lse;      // [T, H]
+    const float* delta;    // [T, H]
+    const PageRef* refs;   // [num_refs], ascending by index
+    const PageRef* grad_refs;  // [num_refs], the same indices
+    const u32* first;      // [T]
+    u32* turns;            // [1 + ceil(T / Q_TILE) * H], zero: a ticket counter, then the turns of dq tiles
+    u64 seed;
+    int num_refs;
+    int num_queries;       // T
+    int num_heads;         // H
+    int num_kv_heads;      // G
+    int start;             // position of query 0
+    int grad_is_bf16;
+    float scale;
+    float scale_log2;      // scale * log2(e)
+};
+
+#include "attention_walk.cuh"
+
+constexpr int THREADS = 384;  // a warpgroup that copies, two that compute
+constexpr int Q_STAGES = 3, DO_STAGES = 2, DQ_STAGES = 2;
+constexpr int PANELS = HEAD_DIM / PANEL;
+constexpr int Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES;
+constexpr int Q_BYTES = PANELS * Q_PANEL_BYTES, KV_BYTES = PANELS * KV_PANEL_BYTES;
+constexpr int DS_BYTES = KV_TILE * PANEL_ROW_BYTES;  // [keys, queries]
+constexpr int DQ_COLUMNS = 32, DQ_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, DQ_BYTES = HEAD_DIM / DQ_COLUMNS * DQ_PANEL_BYTES;
+constexpr int ROW_BYTES = 2 * Q_TILE * 4;  // lse, delta
+
+// Shared memory: bytes from the start on.
+constexpr int K_PLACE = 0, V_PLACE = KV_BYTES;
+constexpr int Q_PLACE = V_PLACE + KV_BYTES, DO_PLACE = Q_PLACE + Q_STAGES * Q_BYTES;
+constexpr int DS_PLACE = DO_PLACE + DO_STAGES * Q_BYTES;
+constexpr int DQ_PLACE = DS_PLACE + DS_BYTES;
+constexpr int ROW_PLACE = DQ_PLACE + DQ_STAGES * DQ_BYTES;
+constexpr int BARRIER_PLACE = ROW_PLACE + Q_STAGES * ROW_BYTES;
+constexpr int BLOCK_PLACE = BARRIER_PLACE + 128;
+enum Barrier : int { KV_FULL, Q_FULL, Q_EMPTY = Q_FULL + Q_STAGES, DO_FULL = Q_EMPTY + Q_STAGES, DO_EMPTY = DO_FULL + DO_STAGES,
+                     DQ_FULL = DO_EMPTY + DO_STAGES, DQ_EMPTY = DQ_FULL + DQ_STAGES, DS_EMPTY = DQ_EMPTY + DQ_STAGES, NUM_BARRIERS };
+static_assert(NUM_BARRIERS * 8 <= BLOCK_PLACE - BARRIER_PLACE, "room for the barriers");
+
+__device__ __forceinline__ u32 barrier_at(u32 smem, int barrier) { return smem + BARRIER_PLACE + barrier * 8; }
+
+// A stage of a ring and the parity of its use.
+template <int STAGES>
+struct Turn {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+};
+
+// ---- one warp copies in ----
+
+__device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
+    const int lane = threadIdx.x & 31;
+    if (lane == 0) {
+        const int row = (p.refs[block.page].slot * 2 * p.num_kv_heads + block.kv_head) * PAGE_TOKENS + block.row;
+        barrier_expect(barrier_at(smem, KV_FULL), 2 * KV_BYTES);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++) {
+            copy_in_2d(smem + K_PLACE + panel * KV_PANEL_BYTES, p.kv, barrier_at(smem, KV_FULL), panel * PANEL, row);
+            copy_in_2d(smem + V_PLACE + panel * KV_PANEL_BYTES, p.kv, barrier_at(smem, KV_FULL), panel * PANEL,
+                       row + p.num_kv_heads * PAGE_TOKENS);
+        }
+    }
+    Step step = {block.q_last, block.first_head};
+    Turn<Q_STAGES> turn;
+    Turn<DO_STAGES> do_turn;
+    for (;; turn.next(), do_turn.next()) {
+        const int t0 = step.q_tile * Q_TILE, num_rows = rows_of(p, step);
+        const u32 full = barrier_at(smem, Q_FULL + turn.stage), do_full = barrier_at(smem, DO_FULL + do_turn.stage);
+        const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
+        barrier_wait(barrier_at(smem, Q_EMPTY + turn.stage), turn.parity ^ 1);
+#pragma unroll
+        for (int i = 0; i < Q_TILE / 32; i++) {
+            const int row = i * 32 + lane;
+            const i64 at = (i64)(t0 + min(row, num_rows - 1)) * p.num_heads + step.head;
+            copy_async_4(rows + row * 4, p.lse + at, 4);
+            copy_async_4(rows + (Q_TILE + row) * 4, p.delta + at, 4);
+        }
+        arrive(full);
+        if (lane == 0) {
+            barrier_expect(full, Q_BYTES);
+#pragma unroll
+            for (int panel = 0; panel < PANELS; panel++)
+                copy_in_3d(smem + Q_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.q, full, panel * PANEL, step.head, t0);
+            barrier_wait(barrier_at(smem, DO_EMPTY + do_turn.stage), do_turn.parity ^ 1);
+            barrier_expect(do_full, Q_BYTES);
+#pragma unroll
+            for (int panel = 0; panel < PANELS; panel++)
+                copy_in_3d(smem + DO_PLACE + do_turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.d_o, do_full, panel * PANEL, step.head, t0);
+        }
+        __syncwarp();
+        if (is_last(step, block)) return;
+        step = step_after(step, block);
+    }
+}
+
+// ---- one thread adds dq ----
+
+__device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
+    Step step = {block.q_last, block.first_head};
+    for (Turn<DQ_STAGES> turn;; turn.next()) {
+        const u32 dq = smem + DQ_PLACE + turn.stage * DQ_BYTES;
+        const u32 seen = look_for_turn(p, step, block);
+        barrier_wait(barrier_at(smem, DQ_FULL + turn.stage), turn.parity);
+        await_turn(p, step, block, seen);
+#pragma unroll
+        for (int panel = 0; panel < HEAD_DIM / DQ_COLUMNS; panel++)
+            add_out_3d(p.dq, dq + panel * DQ_PANEL_BYTES, panel * DQ_COLUMNS, step.head, step.q_tile * Q_TILE);
+        out_commit();
+        out_wait<true>();
+        barrier_arrive(barrier_at(smem, DQ_EMPTY + turn.stage));
+        out_wait<false>();  // added, before whoever takes the turn adds
+        pass_turn(turn_of(p, step), block.tile + 1);
+        if (is_last(step, block)) return;
+        step = step_after(step, block);
+    }
+}
+
+// ---- warpgroups compute ----
+
+constexpr int NUM_S = Q_TILE / 2, NUM_KV = HEAD_DIM / 2, NUM_DQ = HEAD_DIM / 4;  // sums of a thread
+
+// Starts c = a bT, where a are this warpgroup's 64 rows of keys or values and b the queries or output gradients.
+__device__ __forceinline__ void start_scores(float (&c)[NUM_S], u32 a, u32 b) {
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        const u32 panel = step / 4, within = step % 4 * 32;
+        const u64 rows = descriptor_rows(a + panel * KV_PANEL_BYTES + within), columns = descriptor_rows(b + panel * Q_PANEL_BYTES + within);
+        if (step == 0) product_first<0, 0>(c, rows, columns);
+        else product<0, 0>(c, rows, columns);
+    }
+    products_commit();
+}
+
+// Starts c += a b, where a are probabilities or their gradients [keys, queries] in registers and b [queries, Dh].
+__device__ __forceinline__ void start_sums(float (&c)[NUM_KV], const u32 (&a)[Q_TILE / 16][4], u32 b) {
+#pragma unroll
+    for (int step = 0; step < Q_TILE / 16; step++)
+        product_registers<1>(c, a[step], descriptor_columns(b + step * 16 * PANEL_ROW_BYTES, Q_PANEL_BYTES));
+    products_commit();
+}
+
+// Starts dq = ds k for all 64 queries and this warpgroup's half of Dh.
+__device__ __forceinline__ void start_query_sums(float (&dq)[NUM_DQ], u32 ds, u32 k) {
+#pragma unroll
+    for (int step = 0; step < KV_TILE / 16; step++) {
+        const u64 a = descriptor_columns(ds + step * 16 * PANEL_ROW_BYTES, 0);
+        const u64 b = descriptor_columns(k + step * 16 * PANEL_ROW_BYTES, KV_PANEL_BYTES);
+        if (step == 0) product_first<1, 1>(dq, a, b);
+        else product<1, 1>(dq, a, b);
+    }
+    products_commit();
+}
+
+template <int N>
+__device__ __forceinline__ void hold_pairs(u32 (&pairs)[N][4]) {
+#pragma unroll
+    for (int step = 0; step < N; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(pairs[step][i])::"memory");
+}
+
+__device__ __forceinline__ void release(u32 barrier) {
+    if ((thread_index() & 31) == 0) barrier_arrive(barrier);
+}
+
+// This thread's first row of the 128 keys: warps 4 to 11 have 16 each. Computed where it is used: registers hold sums.
+__device__ __forceinline__ int key_row() { return ((thread_index() >> 5) - 4) * 16 + ((thread_index() & 31) >> 2); }
+
+// Scores of invisible keys become -inf, where the tile has any.
+__device__ __forceinline__ void mask_scores(float (&s)[NUM_S], const AttentionBackwardParams& p, int t0, int position) {
+    const int last = min(t0 + Q_TILE, p.num_queries) - 1;
+    if (t0 + Q_TILE <= p.num_queries && position + KV_TILE - 1 <= p.start + t0 && p.first[last] <= (u32)position) return;
+    const int row = key_row();
+#pragma unroll
+    for (int n = 0; n < Q_TILE / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int t = t0 + n * 8 + (thread_index() & 3) * 2 + i;
+            const int from = p.first[min(t, last)], to = t <= last ? p.start + t : -1;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int key = position + row + r * 8;
+                if (key < from || key > to) s[n * 4 + r * 2 + i] = minus_infinity();
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ float2 load_shared_pair(u32 address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address));
+    return value;
+}
+
+// s becomes the probabilities, and they are also rounded.
+__device__ __forceinline__ void probabilities(float (&s)[NUM_S], u32 (&pairs)[Q_TILE / 16][4], u32 lse, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < Q_TILE / 8; n++) {
+        const float2 at = load_shared_pair(lse + (n * 8 + (thread_index() & 3) * 2) * 4);
+        const float x = at.x * -LOG2_E, y = at.y * -LOG2_E;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            s[n * 4 + r * 2] = exp2_fast(fmaf(s[n * 4 + r * 2], scale_log2, x));
+            s[n * 4 + r * 2 + 1] = exp2_fast(fmaf(s[n * 4 + r * 2 + 1], scale_log2, y));
+            pairs[n / 2][n % 2 * 2 + r] = pack_bf16(s[n * 4 + r * 2], s[n * 4 + r * 2 + 1]);
+        }
+    }
+}
+
+// Gradients of the scores times scale, rounded.
+__device__ __forceinline__ void score_gradients(u32 (&pairs)[Q_TILE / 16][4], const float (&s)[NUM_S], const float (&dp)[NUM_S],
+                                                u32 delta, float scale) {
+#pragma unroll
+    for (int n = 0; n < Q_TILE / 8; n++) {
+        const float2 at = load_shared_pair(delta + (n * 8 + (thread_index() & 3) * 2) * 4);
+        const float x = at.x * -scale, y = at.y * -scale;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            pairs[n / 2][n % 2 * 2 + r] = pack_bf16(s[n * 4 + r * 2] * fmaf(dp[n * 4 + r * 2], scale, x),
+                                                    s[n * 4 + r * 2 + 1] * fmaf(dp[n * 4 + r * 2 + 1], scale, y));
+    }
+}
+
+// This warp's 16 keys of ds, [keys, queries]: four matrices at a time, keys 0-7 and 8-15 of queries 0-7, then of queries 8-15.
+__device__ __forceinline__ void write_ds(u32 ds, const u32 (&grads)[Q_TILE / 16][4]) {
+    const int lane = thread_index() & 31, row = ((thread_index() >> 5) - 4) * 16 + (lane & 15);
+#pragma unroll
+    for (int i = 0; i < Q_TILE / 16; i++)
+        store_matrices(ds + row * PANEL_ROW_BYTES + (((i * 2 + (lane >> 4)) ^ (row & 7)) << 4), grads[i]);
+}
+
+// This warpgroup's half of dq to where the copy engine takes it. Of two neighbouring rows, which lie in the same swizzle, the odd one
+// writes pieces of the other half of 128 bytes first: so no two lanes meet in a bank.
+__device__ __forceinline__ void write_dq(u32 dq_place, const float (&dq)[NUM_DQ], int group) {
+    const int lane = thread_index() & 31, row = (thread_index() >> 5 & 3) * 16 + (lane >> 2);
+    const bool odd = row & 1;
+    const u32 first = dq_place + group * (HEAD_DIM / 2 / DQ_COLUMNS) * DQ_PANEL_BYTES + row * PANEL_ROW_BYTES + (lane & 1) * 8;
+#pragma unroll
+    for (int n = 0; n < NUM_DQ / 4; n++) {
+        const int other = n ^ 2;
+        const u32 piece = (odd ? other : n) % 4 * 2 + (lane >> 1 & 1);
+        const u32 to = first + n / 4 * DQ_PANEL_BYTES + ((piece ^ (row & 7)) << 4);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float x = odd ? dq[other * 4 + r * 2] : dq[n * 4 + r * 2];
+            const float y = odd ? dq[other * 4 + r * 2 + 1] : dq[n * 4 + r * 2 + 1];
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + r * 8 * PANEL_ROW_BYTES), "f"(x), "f"(y) : "memory");
+        }
+    }
+}
+
+// Adds this warpgroup's sums [64, Dh] to the page; rows beyond the last query are left alone.
+__device__ __forceinline__ void add_to_page(const AttentionBackwardParams& p, const float (&sums)[NUM_KV], int which,
+                                            const volatile Block& block) {
+    const PageTile tile = page_tile(p, block, which);
+    const int row = key_row();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + r * 8 >= block.valid_rows) continue;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; n++)
+            add_pair(p, tile, (row + r * 8) * HEAD_DIM + n * 8 + (threadIdx.x & 3) * 2, sums[n * 4 + r * 2], sums[n * 4 + r * 2 + 1]);
+    }
+}
+
+// Rows of k and v beyond the last query hold anything, even NaN, and 0 * NaN would reach dq: they become zero.
+__device__ __forceinline__ void clear_beyond(const volatile Block& block, u32 smem) {
+    const int valid_rows = block.valid_rows;
+    if (valid_rows >= KV_TILE) return;
+#pragma unroll
+    for (int panel = 0; panel < 2 * PANELS; panel++)
+        for (int at = valid_rows * PANEL_ROW_BYTES + (threadIdx.x - 128) * 4; at < KV_PANEL_BYTES; at += 1024)
+            store_shared(smem + K_PLACE + panel * KV_PANEL_BYTES + at, 0);
+    fence_proxy();
+    named_sync(2, 256);
+}
+
+__device__ __forceinline__ void compute(const AttentionBackwardParams& p, const volatile Block& block, u32 smem, int group) {
+    const u32 k = smem + K_PLACE + group * 64 * PANEL_ROW_BYTES, v = smem + V_PLACE + group * 64 * PANEL_ROW_BYTES;
+    // Half of Dh: the second panel, or the second half of the only one.
+    const u32 k_half = smem + K_PLACE + group * (HEAD_DIM == 128 ? KV_PANEL_BYTES : 64);
+    float dk[NUM_KV], dv[NUM_KV], s[NUM_S], dp[NUM_S];
+#pragma unroll
+    for (int i = 0; i < NUM_KV; i++) dk[i] = dv[i] = 0.0f;
+
+    barrier_wait(barrier_at(smem, KV_FULL), 0);
+    clear_beyond(block, smem);
+    Step step = {block.q_last, block.first_head};
+    Turn<Q_STAGES> turn;
+    Turn<DO_STAGES> do_turn;
+    Turn<DQ_STAGES> dq_turn;
+    int ds_parity = 0;
+    barrier_wait(barrier_at(smem, Q_FULL), 0);
+    products_fence();
+    start_scores(s, k, smem + Q_PLACE);
+    products_wait<0>();
+    while (true) {
+        // Here s is this step's, and nothing is under way.
+        hold(s);
+        const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
+        const u32 q = smem + Q_PLACE + turn.stage * Q_BYTES, d_o = smem + DO_PLACE + do_turn.stage * Q_BYTES;
+        u32 probs[Q_TILE / 16][4], grads[Q_TILE / 16][4];
+        barrier_wait(barrier_at(smem, DO_FULL + do_turn.stage), do_turn.parity);
+        products_fence();
+        start_scores(dp, v, d_o);
+        mask_scores(s, p, step.q_tile * Q_TILE, block.position);
+        probabilities(s, probs, rows, p.scale_log2);
+        products_fence();
+        start_sums(dv, probs, d_o);
+        products_wait<1>();  // dp
+        hold(dp);
+        score_gradients(grads, s, dp, rows + Q_TILE * 4, p.scale);
+        barrier_wait(barrier_at(smem, DS_EMPTY), ds_parity ^ 1);  // both warpgroups' dq of the step before
+        ds_parity ^= 1;
+        write_ds(smem + DS_PLACE, grads);
+        fence_proxy();
+        named_sync(1, 256);  // ds is complete
+        products_wait<0>();  // dv
+        hold_pairs(probs);
+        release(barrier_at(smem, DO_EMPTY + do_turn.stage));
+        float dq[NUM_DQ];
+        const bool last = is_last(step, block);
+        const int q_stage = turn.stage;
+        turn.next();
+        if (!last) barrier_wait(barrier_at(smem, Q_FULL + turn.stage), turn.parity);
+        products_fence();
+        start_query_sums(dq, smem + DS_PLACE, k_half);
+        start_sums(dk, grads, q);
+        start_scores(s, k, smem + Q_PLACE + turn.stage * Q_BYTES);  // of the next step; after the last of nothing, and not used
+        products_wait<2>();  // dq
+        hold(dq);
+        release(barrier_at(smem, DS_EMPTY));
+        barrier_wait(barrier_at(smem, DQ_EMPTY + dq_turn.stage), dq_turn.parity ^ 1);
+        write_dq(smem + DQ_PLACE + dq_turn.stage * DQ_BYTES, dq, group);
+        fence_proxy();
+        __syncwarp();
+        release(barrier_at(smem, DQ_FULL + dq_turn.stage));
+        dq_turn.next();
+        products_wait<0>();  // dk, s
+        hold_pairs(grads);
+        release(barrier_at(smem, Q_EMPTY + q_stage));
+        if (last) break;
+        step = step_after(step, block);
+        do_turn.next();
+    }
+    hold(dk);
+    hold(dv);
+    add_to_page(p, dk, 0, block);
+    add_to_page(p, dv, 1, block);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90(const __grid_constant__ AttentionBackwardParams p) {
+    extern __shared__ __align__(1024) unsigned char smem_bytes[];
+    const u32 smem = shared_address(smem_bytes);
+    volatile Block& block = *(volatile Block*)(smem_bytes + BLOCK_PLACE);
+    if (threadIdx.x == 0) {
+        take_block(p, block);
+        barrier_init(barrier_at(smem, KV_FULL), 1);
+        for (int stage = 0; stage < Q_STAGES; stage++) {
+            barrier_init(barrier_at(smem, Q_FULL + stage), 33);
+            barrier_init(barrier_at(smem, Q_EMPTY + stage), 8);
+        }
+        for (int stage = 0; stage < DO_STAGES; stage++) {
+            barrier_init(barrier_at(smem, DO_FULL + stage), 1);
+            barrier_init(barrier_at(smem, DO_EMPTY + stage), 8);
+        }
+        for (int stage = 0; stage < DQ_STAGES; stage++) {
+            barrier_init(barrier_at(smem, DQ_FULL + stage), 8);
+            barrier_init(barrier_at(smem, DQ_EMPTY + stage), 1);
+        }
+        barrier_init(barrier_at(smem, DS_EMPTY), 8);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if (block.valid_rows <= 0 || block.q_last < block.q_first) return;
+    const int warp = threadIdx.x >> 5;
+    if (warp < 4) {
+        give_registers<24>();
+        if (warp == 0) copy_in(p, block, smem);
+        else if (threadIdx.x == 32) add_out(p, block, smem);
+    } else {
+        take_registers<240>();
+        compute(p, block, smem, (warp >> 2) - 1);
+    }
+}
