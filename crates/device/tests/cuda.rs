@@ -8,7 +8,7 @@ use oomb_device::cpu::{Cpu, CpuOptions, Real};
 use oomb_device::cuda::Cuda;
 use oomb_device::device::{new_tensor, tensor_from};
 use oomb_device::ops::attention::{AttentionBackward, Mask, PageRef, Pages, Part};
-use oomb_device::ops::linear::{Epilogue, Write};
+use oomb_device::ops::linear::{Columns, Epilogue, Write};
 use oomb_device::ops::loss::IGNORE;
 use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
@@ -154,7 +154,7 @@ fn norm() {
             rig.keep(format!("norm y {t} {d}"), &y, F32_FLOOR);
             rig.keep(format!("norm rstd {t} {d}"), &rstd, F32_FLOOR);
             let (mut dx, mut dweight) = (rig.activation(&[t, d]), rig.float(DType::F32, &[d]));
-            rig.device.rmsnorm_backward(&mut dx, &mut dweight, &dy, &x, &rstd, &weight);
+            rig.device.rmsnorm_backward(&mut dx, Some(&mut dweight), &dy, &x, &rstd, &weight);
             rig.keep(format!("norm dx {t} {d}"), &dx, F32_FLOOR);
             rig.keep(format!("norm dweight {t} {d}"), &dweight, F32_FLOOR);
         }
@@ -191,6 +191,51 @@ fn linear() {
     });
 }
 
+/// Adapters of rank k on some columns of a fused projection: first, middle, last, all; ranks and widths down to odd ones.
+#[test]
+fn linear_columns() {
+    compare!(rig, {
+        for (t, width, range, k) in [
+            (1, 8, 0..4, 8),
+            (130, 1152, 896..1024, 16),
+            (1000, 4608, 3584..4096, 64),
+            (64, 512, 256..512, 8),
+            (7, 37, 5..20, 3),
+            (17, 24, 0..24, 1),
+        ] {
+            let columns = Columns { range: range.clone(), scale: 0.7 };
+            let (x, w) = (rig.activation(&[t, k]), rig.activation(&[range.len(), k]));
+            let (mut y, dy) = (rig.activation(&[t, width]), rig.activation(&[t, width]));
+            rig.device.linear_columns_forward(&mut y, &x, &w, &columns);
+            rig.keep(format!("columns y {t} {range:?} {k}"), &y, F32_FLOOR);
+            let (mut dx, mut dw) = (rig.void(rig.act, &[t, k]), rig.float(DType::F32, &[range.len(), k]));
+            rig.device.linear_columns_backward(&mut dx, &mut dw, &dy, &x, &w, &columns);
+            rig.keep(format!("columns dx {t} {range:?} {k}"), &dx, F32_FLOOR);
+            rig.keep(format!("columns dw {t} {range:?} {k}"), &dw, F32_FLOOR);
+        }
+    });
+}
+
+/// Norms whose weights are frozen: the gradients of what they normed, and no others.
+#[test]
+fn frozen_norms() {
+    compare!(rig, {
+        let (t, d) = (17, 64);
+        let (x, weight, dy, rstd) =
+            (rig.activation(&[t, d]), rig.activation(&[d]), rig.activation(&[t, d]), rig.float(DType::F32, &[t]));
+        let mut dx = rig.activation(&[t, d]);
+        rig.device.rmsnorm_backward(&mut dx, None, &dy, &x, &rstd, &weight);
+        rig.keep("frozen norm dx", &dx, F32_FLOOR);
+        let (mut qkv, dq, table) =
+            (rig.activation(&[t, 4 * d]), rig.float(DType::F32, &[t, 2, d]), rig.float(DType::F32, &[t, d / 2, 2]));
+        let grads = rig.float(DType::F32, &[1, 2, 1, 64, d]);
+        let pages = Pages { slab: &grads, refs: &[PageRef { slot: 0, index: 0 }] };
+        let norm = QkNorm { q_weight: &weight, k_weight: &weight, eps: 1e-6 };
+        rig.device.qkv_backward(&mut qkv, &dq, pages, Some((norm, None)), &table);
+        rig.keep("frozen norm dqkv", &qkv, F32_FLOOR);
+    });
+}
+
 #[test]
 fn rope_and_pages() {
     compare!(rig, {
@@ -220,7 +265,7 @@ fn rope_and_pages() {
                 let (mut dq_weight, mut dk_weight) = (rig.float(DType::F32, &[dim]), rig.float(DType::F32, &[dim]));
                 let pages = Pages { slab: &grads, refs: &refs };
                 let gradient = QkNormGrad { dq_weight: &mut dq_weight, dk_weight: &mut dk_weight };
-                rig.device.qkv_backward(&mut qkv, &dq, pages, norm().map(|norm| (norm, gradient)), &table);
+                rig.device.qkv_backward(&mut qkv, &dq, pages, norm().map(|norm| (norm, Some(gradient))), &table);
                 rig.keep(format!("dqkv {dtype:?} {t} {h} {dim}"), &qkv, F32_FLOOR);
                 rig.keep(format!("dq weight {t} {h} {dim}"), &dq_weight, F32_FLOOR);
                 rig.keep(format!("dk weight {t} {h} {dim}"), &dk_weight, F32_FLOOR);

@@ -7,7 +7,7 @@ mod gradient;
 use common::{Output, Random, Rig, agree, distance};
 use gradient::{added, check_gradient, dot};
 use oomb_device::DType;
-use oomb_device::ops::linear::{Epilogue, LinearOps, Write};
+use oomb_device::ops::linear::{Columns, Epilogue, LinearOps, Write};
 
 /// T, N, K.
 type Shape = (usize, usize, usize);
@@ -75,6 +75,69 @@ impl Case {
         rig.cpu.linear_backward_weight(&mut dw, &dy, &rig.activation(&[t, k], &self.x));
         rig.cpu.linear_backward_bias(&mut dbias, &dy);
         [Output::new(rig, "dw", &dw), Output::new(rig, "dbias", &dbias)]
+    }
+}
+
+/// A product with some columns of a wider matrix.
+struct Part {
+    case: Case,
+    /// N of the wider matrix.
+    width: usize,
+    columns: Columns,
+    wide: Vec<f64>,
+}
+
+impl Part {
+    /// All of `shape`'s N columns of a matrix with `left` more before and `right` after.
+    fn new(random: &mut Random, shape: Shape, left: usize, right: usize) -> Self {
+        let (t, n, _) = shape;
+        let width = left + n + right;
+        let columns = Columns { range: left..left + n, scale: 0.75 };
+        Self { case: Case::new(random, shape), width, columns, wide: random.values(t * width) }
+    }
+
+    fn forward(&self, rig: &Rig, x: &[f64], w: &[f64]) -> Output {
+        let (t, n, k) = self.case.shape;
+        let mut y = rig.activation(&[t, self.width], &self.wide);
+        rig.cpu.linear_columns_forward(&mut y, &rig.activation(&[t, k], x), &rig.activation(&[n, k], w), &self.columns);
+        Output::new(rig, "y", &y)
+    }
+
+    /// The wide matrix plays the output's gradient.
+    fn backward(&self, rig: &Rig) -> [Output; 2] {
+        let (t, n, k) = self.case.shape;
+        let (mut dx, mut dw) = (rig.void(rig.act, &[t, k]), rig.tensor(DType::F32, &[n, k], &self.case.start[1]));
+        let [x, dy] = [(k, &self.case.x), (self.width, &self.wide)].map(|(width, values)| rig.activation(&[t, width], values));
+        rig.cpu.linear_columns_backward(&mut dx, &mut dw, &dy, &x, &rig.activation(&[n, k], &self.case.w), &self.columns);
+        [Output::new(rig, "dx", &dx), Output::new(rig, "dw", &dw)]
+    }
+}
+
+#[test]
+fn columns_are_the_formula_and_the_others_stay() {
+    let (mut random, rig) = (Random::fresh(), Rig::reference());
+    for (shape @ (t, n, k), left, right) in [((1, 8, 24), 0, 3), ((17, 11, 8), 5, 2), ((3, 4, 1), 7, 0), ((5, 3, 2), 0, 0)] {
+        let part = Part::new(&mut random, shape, left, right);
+        let (x, w) = (&part.case.x, &part.case.w);
+        let mut expected = part.wide.clone();
+        for (row, column) in (0..t).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            expected[row * part.width + left + column] += 0.75 * dot(&x[row * k..][..k], &w[column * k..][..k]);
+        }
+        assert!(distance(&part.forward(&rig, x, w).values, &expected) < 1e-14);
+        let loss = |x: &[f64], w: &[f64]| dot(&part.forward(&rig, x, w).values, &part.wide);
+        let [dx, dw] = part.backward(&rig);
+        check_gradient("dx", &dx.values, x, |x| loss(x, w));
+        check_gradient("dw", &added(&dw.values, &part.case.start[1]), w, |w| loss(x, w));
+    }
+}
+
+#[test]
+fn precisions_of_columns_agree() {
+    let mut random = Random::fresh();
+    for (shape, left, right) in [((1, 8, 24), 2, 3), ((130, 200, 16), 96, 40)] {
+        let part = Part::new(&mut random, shape, left, right);
+        agree(|rig| vec![part.forward(rig, &part.case.x, &part.case.w)]);
+        agree(|rig| part.backward(rig).into());
     }
 }
 

@@ -149,7 +149,7 @@ impl Case {
         let [mut dq_weight, mut dk_weight] = self.dweights.each_ref().map(|start| rig.tensor(DType::F32, &[dh], start));
         let norm = QkNorm { q_weight: &q_weight, k_weight: &k_weight, eps: EPS };
         let grad = QkNormGrad { dq_weight: &mut dq_weight, dk_weight: &mut dk_weight };
-        let norm = (self.norm == Norm::On).then_some((norm, grad));
+        let norm = (self.norm == Norm::On).then_some((norm, Some(grad)));
         let table = rig.tensor(DType::F32, &[t, dh / 2, 2], &self.table);
         rig.cpu.qkv_backward(&mut qkv, &dq, Pages { slab: &slab, refs: &self.refs }, norm, &table);
         let weights = [Output::new(rig, "dq_weight", &dq_weight), Output::new(rig, "dk_weight", &dk_weight)];

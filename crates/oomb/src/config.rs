@@ -6,6 +6,7 @@
 mod check;
 mod choices;
 mod error;
+mod lora;
 mod read;
 mod size;
 mod write;
@@ -14,6 +15,7 @@ pub use choices::{
     ComputeDtype, DeviceChoice, GradDtype, Keep, LrSchedule, ModelSource, OptimizerName, Selection, TokenizerSource,
 };
 pub use error::{Error, Result};
+pub use lora::{LoraSettings, LoraSource};
 pub use read::nearest;
 pub use size::{Bytes, format_count, parse_bytes, parse_tokens};
 
@@ -25,6 +27,8 @@ use std::path::{Path, PathBuf};
 pub struct Config {
     /// `[model]`
     pub model: ModelSettings,
+    /// `[lora]`; absent where all weights are trained.
+    pub lora: Option<LoraSettings>,
     /// `[data]`
     pub data: DataSettings,
     /// `[schedule]`
@@ -163,6 +167,7 @@ impl Config {
         let data = read_data(&document.section("data"))?;
         let config = Self {
             model: read_model(&document)?,
+            lora: lora::read(&document)?,
             schedule: read_schedule(&document.section("schedule"))?,
             kv: read_kv(&document.section("kv"))?,
             optimizer: read_optimizer(&document)?,

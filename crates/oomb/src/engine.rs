@@ -7,8 +7,9 @@ use crate::kv::{Access, KvMemory, Mode, Store};
 use crate::model::activations::{Activations, Keep};
 use crate::model::config::ModelConfig;
 use crate::model::head::HeadBuffers;
+use crate::model::lora::trained_specs;
 use crate::model::rope;
-use crate::model::weights::Params;
+use crate::model::weights::{Grads, Params, Weights};
 use crate::plan::{Machine, Plan, Tier};
 use oomb_device::{Backend, DType, HostData, Result, Tensor};
 use std::ops::Range;
@@ -38,9 +39,9 @@ impl Chunk {
     }
 }
 
-/// Optimizer state, as slabs of the weights' layout.
+/// Optimizer state, as slabs of the layout of what is trained.
 pub struct OptimizerState<B: Backend> {
-    /// f32 weights where the weights themselves are bf16.
+    /// What is trained in f32, where it is itself bf16.
     pub master: Option<Params<B>>,
     /// First moments, f32.
     pub m: Params<B>,
@@ -55,9 +56,11 @@ pub struct Engine<B: Backend> {
     /// The model's shape.
     pub config: ModelConfig,
     /// The model.
-    pub weights: Params<B>,
-    /// Gradients in f32; absent in an evaluation.
-    pub grads: Option<Params<B>>,
+    pub weights: Weights<B>,
+    /// The adapters' parameters, where there are adapters; the weights are then frozen.
+    pub adapter: Option<Params<B>>,
+    /// Gradients in f32 of what is trained; absent in an evaluation.
+    pub grads: Option<Grads<B>>,
     /// `[1]` f64 scratch of the global norm; absent in an evaluation.
     pub norm_squared: Option<Tensor<B>>,
     /// Absent where nothing is updated.
@@ -108,14 +111,19 @@ impl<B: Backend> Engine<B> {
     pub fn new(device: &B, plan: Plan, selection: Selection) -> Result<Self> {
         let config = plan.request.model.clone();
         let mut arena = Arena::allocate(device, &plan)?;
-        let mut params = |name: &str| arena.take(name).map(|slab| Params::new(&config, slab));
-        let weights = params("weights").expect("every plan has weights");
-        let grads = params("gradients");
+        let lora = plan.request.lora.as_ref();
+        let trained = trained_specs(&config, lora);
+        let adapter = arena.take("adapter").map(|slab| Params::new(trained.clone(), slab));
+        let slab = arena.take("weights").expect("every plan has weights");
+        let weights = Weights::new(&config, slab, lora.zip(adapter.as_ref()));
+        let grads = arena.take("gradients").map(|slab| Grads::new(&config, slab, lora));
+        let mut params = |name: &str| arena.take(name).map(|slab| Params::new(trained.clone(), slab));
         let moments = params("adamw.m").zip(params("adamw.v"));
         let master = params("adamw.master");
         let optimizer = moments.map(|(m, v)| OptimizerState { master, m, v });
         let mut must = |name: &str| arena.take(name).unwrap_or_else(|| panic!("the plan has no buffer {name}"));
-        let activations = Activations::new(&config, plan.keep, |name| must(&format!("activations.{name}")));
+        let rank = lora.map(|lora| lora.rank);
+        let activations = Activations::new(&config, plan.keep, rank, |name| must(&format!("activations.{name}")));
         let head = HeadBuffers { normed: must("head.normed"), rstd: must("head.rstd"), logits: must("head.logits") };
         let inputs = Inputs {
             ids: must("sequence.ids"),
@@ -133,6 +141,7 @@ impl<B: Backend> Engine<B> {
             device: device.clone(),
             config,
             weights,
+            adapter,
             grads,
             norm_squared,
             optimizer,
@@ -144,6 +153,11 @@ impl<B: Backend> Engine<B> {
             inputs,
             rope_scale: 1.0,
         })
+    }
+
+    /// What training changes: the adapters where there are any, else the weights.
+    pub fn trained(&self) -> &Params<B> {
+        self.adapter.as_ref().unwrap_or(&self.weights)
     }
 
     /// What chunks keep; `None` in an evaluation.

@@ -1,11 +1,12 @@
 //! Every buffer of a run by name, bytes and tier: what is allocated, what is printed, and what is refused before any
 //! work. Arithmetic on configurations and page sizes; it must not know a device.
 
-use crate::config::Bytes;
+use crate::config::{Bytes, format_count};
 use crate::kv::{KvLayout, KvShape};
 use crate::model::activations::{Keep, activation_shapes};
 use crate::model::config::ModelConfig;
-use crate::model::params::param_specs;
+use crate::model::lora::{LoraConfig, trained_specs};
+use crate::model::params::{ParamSpec, param_specs};
 use crate::model::weights::slab_layout;
 use oomb_device::DType;
 use std::fmt;
@@ -89,6 +90,8 @@ pub struct Request {
     pub device_budget: Option<u64>,
     /// Storage of dk, dv.
     pub grad_dtype: DType,
+    /// Adapters beside frozen weights: only they have gradients and optimizer state.
+    pub lora: Option<LoraConfig>,
     /// Training, and what is kept; evaluation otherwise.
     pub training: Option<Training>,
 }
@@ -199,6 +202,13 @@ impl Plan {
         Err(DoesNotFit { message: smallest.refusal(), smallest: Box::new(smallest) })
     }
 
+    /// Parameters that training changes, and those of the model.
+    pub fn num_parameters(&self) -> [usize; 2] {
+        let count = |specs: Vec<ParamSpec>| specs.iter().map(ParamSpec::len).sum();
+        let (model, lora) = (&self.request.model, self.request.lora.as_ref());
+        [count(trained_specs(model, lora)), count(param_specs(model))]
+    }
+
     /// Bytes of one tier, without the backend's workspace.
     pub fn bytes(&self, tier: Tier) -> u64 {
         self.buffers.iter().filter(|buffer| buffer.tier == tier).map(|buffer| buffer.bytes).sum()
@@ -260,18 +270,23 @@ impl Plan {
         let mut table = Table { machine: &self.machine, buffers: Vec::new() };
         let (elements, _) = slab_layout(&param_specs(model));
         table.device("weights", compute, &[elements]);
+        let (trained, _) = slab_layout(&trained_specs(model, request.lora.as_ref()));
+        if request.lora.is_some() {
+            table.device("adapter", compute, &[trained]);
+        }
         if let Some(training) = request.training {
-            table.device("gradients", DType::F32, &[elements]);
+            table.device("gradients", DType::F32, &[trained]);
             table.device("gradient_norm", DType::F64, &[1]);
             if training.optimizer {
                 if compute != DType::F32 {
-                    table.device("adamw.master", DType::F32, &[elements]);
+                    table.device("adamw.master", DType::F32, &[trained]);
                 }
-                table.device("adamw.m", DType::F32, &[elements]);
-                table.device("adamw.v", DType::F32, &[elements]);
+                table.device("adamw.m", DType::F32, &[trained]);
+                table.device("adamw.v", DType::F32, &[trained]);
             }
         }
-        for (name, dtype, shape) in activation_shapes(model, chunk_tokens(request), self.keep) {
+        let rank = request.lora.as_ref().map(|lora| lora.rank);
+        for (name, dtype, shape) in activation_shapes(model, chunk_tokens(request), self.keep, rank) {
             table.device(&format!("activations.{name}"), dtype.unwrap_or(compute), &shape);
         }
         let tile = self.loss_tile_tokens;
@@ -398,6 +413,11 @@ impl fmt::Display for Plan {
             format!("{groups} of {total} groups of each layer stay on the device, the others stream from the host")
         };
         writeln!(f)?;
+        if let (Some(lora), Some(_)) = (&self.request.lora, self.keep) {
+            let [trained, all] = self.num_parameters().map(|count| format_count(count as u64));
+            let targets: Vec<_> = lora.targets.iter().map(|target| target.name()).collect();
+            writeln!(f, "trained   {trained} beside {all} frozen parameters: rank {} on {}", lora.rank, targets.join(", "))?;
+        }
         if let Some(keep) = self.keep {
             writeln!(f, "keep      {}", format!("{keep:?}").to_lowercase())?;
         }

@@ -2,6 +2,7 @@
 //! optimizer steps. It must not know terminals: what happens is told to an [`Observer`].
 
 mod load;
+mod lora;
 
 use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule};
 use crate::data::{Cursor, Order, Windows};
@@ -12,6 +13,7 @@ use crate::model::config::ModelConfig;
 use crate::plan::{Machine, Plan, Request, Training};
 use crate::train::{self, LossSum, StepLoss, Update};
 pub use load::{ModelFiles, load_weights, save_weights};
+pub use lora::{Lora, save_adapter};
 use oomb_device::ops::optim::AdamW;
 use oomb_device::{Backend, DType};
 use std::path::Path;
@@ -34,6 +36,9 @@ pub enum Error {
     /// `model.rope_scaling`.
     #[error("model.{0}")]
     Rope(String),
+    /// `[lora]`, or an adapter.
+    #[error("{0}")]
+    Lora(String),
     /// How much memory there is.
     #[error("cannot tell how much memory this machine has: {0}")]
     HostMemory(String),
@@ -95,7 +100,7 @@ pub trait Observer {
     fn step(&mut self, record: &StepRecord, validation: Option<LossSum>) -> std::io::Result<()>;
 }
 
-/// What the plan needs to know of a configuration and the model it names.
+/// What the plan needs to know of a configuration and the model it names, but for [`Lora`].
 pub fn request(config: &Config, model: &ModelConfig) -> Request {
     let keep = match config.schedule.keep {
         KeepSetting::Auto => None,
@@ -117,6 +122,7 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
             GradDtype::F32 => DType::F32,
             GradDtype::Bf16 => DType::Bf16,
         },
+        lora: None,
         training: Some(Training { keep, optimizer: true }),
     }
 }
@@ -185,9 +191,15 @@ impl<B: Backend> Run<B> {
             windows.dataset().check_vocabulary(files.config.vocab_size)?;
         }
         device.check_attention(files.config.head_dim, config.kv.page_tokens)?;
-        let plan = Plan::new(&request(&config, &files.config), machine)?;
+        lora::check_base(config.lora.as_ref(), &config.model)?;
+        let lora = config.lora.as_ref().map(|settings| Lora::open(settings, &files.config)).transpose()?;
+        let request = Request { lora: lora.as_ref().map(|lora| lora.config().clone()), ..request(&config, &files.config) };
+        let plan = Plan::new(&request, machine)?;
         let mut engine = Engine::new(device, plan, config.kv.selection)?;
         load_weights(&mut engine, &files, config.run.seed)?;
+        if let Some(lora) = lora {
+            lora.load(&mut engine, config.run.seed)?;
+        }
         train::start_optimizer(&mut engine);
         let order = Order::new(train.len(), config.run.seed, Cursor::default());
         Ok(Self { config, files, engine, order, train, validation })
@@ -198,11 +210,15 @@ impl<B: Backend> Run<B> {
         &self.engine.plan
     }
 
-    /// Writes the model as it is now as a Hugging Face folder, with the tokenizer of its checkpoint, or else of the data.
+    /// Writes what was trained as it is now: the adapter as a PEFT folder, or else the model as a Hugging Face folder with the
+    /// tokenizer of its checkpoint, or else of the data.
     ///
     /// # Errors
     /// If the folder exists and is not empty, the disk refuses, or the device fails.
     pub fn save(&self, out: &Path) -> Result<()> {
+        if self.config.lora.is_some() {
+            return save_adapter(&self.engine, self.files.folder(), out);
+        }
         let mut tokenizer = self.files.tokenizer_files();
         if tokenizer.is_empty() {
             tokenizer.extend(self.train.dataset().tokenizer_file());
@@ -276,7 +292,8 @@ pub fn evaluate<B: Backend>(
     Ok(total)
 }
 
-/// An engine that only evaluates, with the weights of `files`.
+/// An engine that only evaluates, with the weights of `files` and its adapter beside them, as in training: merged into bf16
+/// weights, small changes would be rounded away.
 ///
 /// # Errors
 /// If it does not fit `machine`, or the device fails.
@@ -288,7 +305,8 @@ pub fn evaluator<B: Backend>(
     selection: Selection,
 ) -> Result<Engine<B>> {
     device.check_attention(files.config.head_dim, request.page_tokens)?;
-    let plan = Plan::new(&Request { training: None, ..request.clone() }, machine)?;
+    let lora = files.adapter().map(|adapter| adapter.lora().clone());
+    let plan = Plan::new(&Request { training: None, lora, ..request.clone() }, machine)?;
     let mut engine = Engine::new(device, plan, selection)?;
     load_weights(&mut engine, files, 0)?;
     Ok(engine)

@@ -12,6 +12,9 @@ pub const CONFIG_FILE: &str = "config.toml";
 /// Name of the folder of the trained model in a run's folder: a Hugging Face checkpoint.
 pub const MODEL_FOLDER: &str = "model";
 
+/// Name of the folder of the trained adapter in a run's folder: as PEFT saves one.
+pub const ADAPTER_FOLDER: &str = "adapter";
+
 /// A folder that a run cannot have.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

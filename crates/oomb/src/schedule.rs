@@ -164,7 +164,9 @@ fn embed_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk) {
     let d = engine.activations.gradients(chunk.tokens.len());
     let ids = engine.ids(chunk);
     let Engine { device, grads: Some(grads), .. } = engine else { return };
-    device.embed_backward(&mut grads.embed, &d.d_hidden, &ids);
+    if let Some(embed) = &mut grads.embed {
+        device.embed_backward(embed, &d.d_hidden, &ids);
+    }
 }
 
 fn mask<'a, B: Backend>(engine: &Engine<B>, chunk: &Chunk, first: &'a oomb_device::Tensor<B>) -> Mask<'a, B> {

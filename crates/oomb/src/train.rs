@@ -45,7 +45,7 @@ impl LossSum {
     }
 }
 
-/// How the optimizer changes the weights.
+/// How the optimizer changes what is trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
     /// Learning rate, betas and the rest; `weight_decay` is that of the parameters that decay.
@@ -83,21 +83,23 @@ pub fn gradient<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence], seed
     Ok(StepLoss { loss: losses.mean(), grad_norm, tokens, labels })
 }
 
-/// Updates the weights by the gradients; enqueued, not waited for.
+/// Updates what is trained by its gradients; enqueued, not waited for.
 ///
 /// # Panics
 /// If the engine was planned without an optimizer.
 pub fn update<B: Backend>(engine: &mut Engine<B>, update: &Update) {
-    let Engine { device, weights, grads: Some(grads), norm_squared: Some(norm), optimizer: Some(state), .. } = engine else {
+    let Engine { device, weights, adapter, grads: Some(grads), norm_squared: Some(norm), optimizer: Some(state), .. } = engine
+    else {
         panic!("an engine planned without an optimizer cannot update");
     };
+    let trained = adapter.as_mut().unwrap_or(weights);
     let OptimizerState { master, m, v } = state;
-    for index in 0..weights.views.len() {
-        let hyper = AdamW { weight_decay: decay(&weights.specs[index], update), ..update.hyper };
+    for index in 0..trained.views.len() {
+        let hyper = AdamW { weight_decay: decay(&trained.specs[index], update), ..update.hyper };
         let clip = update.clip_norm.map(|max_norm| Clip { norm_squared: norm, max_norm });
         let master = master.as_mut().map(|master| &mut master.views[index]);
         let state = AdamWState { master, m: &mut m.views[index], v: &mut v.views[index] };
-        device.adamw(&mut weights.views[index], state, &grads.views[index], hyper, clip);
+        device.adamw(&mut trained.views[index], state, &grads.views[index], hyper, clip);
     }
 }
 
@@ -105,13 +107,14 @@ fn decay(spec: &ParamSpec, update: &Update) -> f32 {
     if spec.is_matrix() || update.decay_norms_and_biases { update.hyper.weight_decay } else { 0.0 }
 }
 
-/// Clears the moments and copies the weights into their f32 masters: the state before the first step.
+/// Clears the moments and copies what is trained into its f32 masters: the state before the first step.
 pub fn start_optimizer<B: Backend>(engine: &mut Engine<B>) {
-    let Engine { device, weights, optimizer: Some(state), .. } = engine else { return };
+    let Engine { device, weights, adapter, optimizer: Some(state), .. } = engine else { return };
+    let trained = adapter.as_ref().unwrap_or(weights);
     device.fill(&mut state.m.slab, 0.0);
     device.fill(&mut state.v.slab, 0.0);
     if let Some(master) = &mut state.master {
-        device.copy(&mut master.slab, &weights.slab);
+        device.copy(&mut master.slab, &trained.slab);
     }
 }
 
@@ -124,8 +127,8 @@ pub fn evaluate<B: Backend>(engine: &mut Engine<B>, sequence: &Sequence) -> Resu
     Ok(losses)
 }
 
-/// The weights by f32: the masters where there are any, else the weights themselves.
+/// What is trained by f32: the masters where there are any, else the parameters themselves.
 pub fn full_weights<B: Backend>(engine: &Engine<B>) -> &[Tensor<B>] {
     let master = engine.optimizer.as_ref().and_then(|state| state.master.as_ref());
-    &master.unwrap_or(&engine.weights).views
+    &master.unwrap_or(engine.trained()).views
 }

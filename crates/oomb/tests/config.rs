@@ -97,7 +97,7 @@ fn overrides_are_typed_as_the_file_is() {
 
 #[test]
 fn the_resolved_file_reads_back_to_the_same() {
-    let settings: [&[&str]; 3] = [
+    let settings: [&[&str]; 5] = [
         &[],
         &["optimizer.schedule=constant", "optimizer.clip_norm=off", "kv.device_budget=64MiB", "schedule.loss_tile_tokens=512"],
         &[
@@ -109,6 +109,8 @@ fn the_resolved_file_reads_back_to_the_same() {
             "run.threads=2",
             "kv.group_pages=3",
         ],
+        &["lora.rank=3", "lora.alpha=4.5", "lora.rslora=true", "lora.target_modules=[\"up_proj\", \"k_proj\", \"up_proj\"]"],
+        &["lora.path=runs/a/adapter", "lora.dropout=0"],
     ];
     for overrides in settings {
         let config = parse(overrides).unwrap();

@@ -3,13 +3,13 @@
 //! It must not know which layer it computes.
 
 use super::args::Kind::{Activation, Exactly};
-use super::args::same_bytes;
+use super::args::{Op, same_bytes};
 use super::buffer::{View, ViewMut};
 use super::parallel::{add_rows, for_rows};
 use super::product::{Mat, MatMut, Threads, gemm};
 use super::real::{Float, Rounding};
 use super::{Cpu, with_real};
-use crate::ops::linear::{Epilogue, LinearOps, Write};
+use crate::ops::linear::{Columns, Epilogue, LinearOps, Write};
 use crate::{DType, Tensor};
 
 impl LinearOps for Cpu {
@@ -76,6 +76,62 @@ impl LinearOps for Cpu {
             op.enqueue(move || add_rows(dbias.slice(), dy.slice()));
         });
     }
+
+    fn linear_columns_forward(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Tensor<Self>, columns: &Columns) {
+        let op = self.op("linear_columns_forward");
+        let (t, k, n) = (x.dim(0), x.dim(1), check_columns(&op, "y", y, columns));
+        let Columns { range, scale } = columns.clone();
+        with_real!(self, R, {
+            let mut y = op.write::<R>("y", y, Activation, &[t, n]);
+            let x = op.read::<R>("x", x, Activation, &[t, k]);
+            let w = op.read::<R>("w", w, Activation, &[range.len(), k]);
+            op.enqueue(move || {
+                let (rounding, rows) = (y.rounding(), y.slice());
+                let product = (Mat::new(x.slice(), t, k), Mat::new(w.slice(), range.len(), k).t());
+                let dst = MatMut::strided(&mut rows[range.start..], t, range.len(), n);
+                gemm(dst, R::ONE, R::from_f32(scale), product.0, product.1, Threads::All);
+                for_rows(rows, n, |_, rows| rows.chunks_exact_mut(n).for_each(|row| rounding.apply(&mut row[range.clone()])));
+            });
+        });
+    }
+
+    fn linear_columns_backward(
+        &self,
+        dx: &mut Tensor<Self>,
+        dw: &mut Tensor<Self>,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Tensor<Self>,
+        columns: &Columns,
+    ) {
+        let op = self.op("linear_columns_backward");
+        let (t, k, n) = (x.dim(0), x.dim(1), check_columns(&op, "dy", dy, columns));
+        let Columns { range, scale } = columns.clone();
+        with_real!(self, R, {
+            let mut dx = op.write::<R>("dx", dx, Activation, &[t, k]);
+            let mut dw = op.write::<R>("dw", dw, Exactly(DType::F32), &[range.len(), k]);
+            let dy = op.read::<R>("dy", dy, Activation, &[t, n]);
+            let x = op.read::<R>("x", x, Activation, &[t, k]);
+            let w = op.read::<R>("w", w, Activation, &[range.len(), k]);
+            op.enqueue(move || {
+                let (rounding, scale) = (dx.rounding(), R::from_f32(scale));
+                let dy = Mat::strided(&dy.slice()[range.start..], t, range.len(), n);
+                let (x, w) = (Mat::new(x.slice(), t, k), Mat::new(w.slice(), range.len(), k));
+                gemm(MatMut::new(dw.slice(), range.len(), k), R::ONE, scale, dy.t(), x, Threads::All);
+                gemm(MatMut::new(dx.slice(), t, k), R::ZERO, scale, dy, w, Threads::All);
+                rounding.apply(dx.slice());
+            });
+        });
+    }
+}
+
+/// The width of a matrix whose columns are meant.
+fn check_columns(op: &Op<'_>, argument: &str, tensor: &Tensor<Cpu>, columns: &Columns) -> usize {
+    let width = if tensor.shape().len() == 2 { tensor.dim(1) } else { 0 };
+    op.require(columns.range.start < columns.range.end && columns.range.end <= width, || {
+        format!("{argument} is {tensor:?}, wanted [T, N] with columns {:?}", columns.range)
+    });
+    width
 }
 
 /// What the product is added to.

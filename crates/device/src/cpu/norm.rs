@@ -3,6 +3,7 @@
 //! It must not know what is normed.
 
 use super::args::Kind::{Activation, Exactly};
+use super::buffer::ViewMut;
 use super::parallel::{for_rows_summing, for_rows2, sum, sum3};
 use super::real::{Float, Rounding};
 use super::{Cpu, with_real};
@@ -29,7 +30,7 @@ impl NormOps for Cpu {
     fn rmsnorm_backward(
         &self,
         dx: &mut Tensor<Self>,
-        dweight: &mut Tensor<Self>,
+        dweight: Option<&mut Tensor<Self>>,
         dy: &Tensor<Self>,
         x: &Tensor<Self>,
         rstd: &Tensor<Self>,
@@ -40,7 +41,7 @@ impl NormOps for Cpu {
         let (t, d) = (x.dim(0), x.dim(1));
         with_real!(self, R, {
             let mut dx = op.write::<R>("dx", dx, Activation, &[t, d]);
-            let mut dweight = op.write::<R>("dweight", dweight, Exactly(DType::F32), &[d]);
+            let mut dweight = dweight.map(|dweight| op.write::<R>("dweight", dweight, Exactly(DType::F32), &[d]));
             let dy = op.read::<R>("dy", dy, Activation, &[t, d]);
             let x = op.read::<R>("x", x, Activation, &[t, d]);
             let rstd = op.read::<R>("rstd", rstd, Exactly(DType::F32), &[t]);
@@ -48,7 +49,10 @@ impl NormOps for Cpu {
             op.enqueue(move || {
                 let rounding = dx.rounding();
                 let saved = Saved { x: x.slice(), rstd: rstd.slice(), weight: weight.slice() };
-                backward(dx.slice(), dweight.slice(), dy.slice(), saved, rounding);
+                // Summed in any case; without a gradient the sum is dropped.
+                let mut frozen = vec![R::ZERO; if dweight.is_some() { 0 } else { d }];
+                let dweight = dweight.as_mut().map_or(frozen.as_mut_slice(), ViewMut::slice);
+                backward(dx.slice(), dweight, dy.slice(), saved, rounding);
             });
         });
     }

@@ -66,7 +66,7 @@ impl RopeOps for Cpu {
         qkv: &mut Tensor<Self>,
         dq: &Tensor<Self>,
         grads: Pages<'_, Self>,
-        norm: Option<(QkNorm<'_, Self>, QkNormGrad<'_, Self>)>,
+        norm: Option<(QkNorm<'_, Self>, Option<QkNormGrad<'_, Self>>)>,
         table: &Tensor<Self>,
     ) {
         let op = self.op("qkv_backward");
@@ -80,9 +80,9 @@ impl RopeOps for Cpu {
             let (norm, mut norm_grads) = match norm {
                 None => (None, None),
                 Some((norm, grad)) => {
-                    let dq_weight = op.write::<R>("dq_weight", grad.dq_weight, Exactly(DType::F32), &[dh]);
-                    let dk_weight = op.write::<R>("dk_weight", grad.dk_weight, Exactly(DType::F32), &[dh]);
-                    (Some(Norms::new(&op, &norm, dh)), Some((dq_weight, dk_weight)))
+                    let write = |name, weight: &Tensor<Self>| op.write::<R>(name, weight, Exactly(DType::F32), &[dh]);
+                    let grad = grad.map(|grad| (write("dq_weight", grad.dq_weight), write("dk_weight", grad.dk_weight)));
+                    (Some(Norms::new(&op, &norm, dh)), grad)
                 }
             };
             let gradients = Gradients {

@@ -3,10 +3,11 @@
 //! A row-major matrix is its transpose to the column-major library: `y[T, N] = x wᵀ` is asked for as `yᵀ = w xᵀ`. What the library
 //! advises for a shape is kept. It must not know which layer a product belongs to.
 
+use super::args::Op;
 use super::driver::Handle;
 use super::{Cuda, lock};
 use crate::DType::{Bf16, F32};
-use crate::ops::linear::{Epilogue, LinearOps, Write};
+use crate::ops::linear::{Columns, Epilogue, LinearOps, Write};
 use crate::{Error, Stream, Tensor};
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
@@ -15,8 +16,27 @@ use std::ffi::c_void;
 use std::ptr::from_ref;
 use std::sync::Mutex;
 
-/// A column-major operand: rows, columns; its leading dimension is the rows.
-type Size = (usize, usize);
+/// A column-major operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Size {
+    rows: usize,
+    columns: usize,
+    /// Elements from one column to the next: the rows, or more where the operand is part of a larger matrix.
+    leading: usize,
+}
+
+impl From<(usize, usize)> for Size {
+    fn from((rows, columns): (usize, usize)) -> Self {
+        Self { rows, columns, leading: rows }
+    }
+}
+
+impl Size {
+    /// In a matrix of so many rows.
+    fn within(self, leading: usize) -> Self {
+        Self { leading, ..self }
+    }
+}
 
 /// Everything the library's advice depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,13 +92,14 @@ impl Drop for Products {
     }
 }
 
-/// Addresses of a product `d = a b + beta c`.
+/// Addresses of a product `d = alpha a b + beta c`.
 struct Operands {
     a: u64,
     b: u64,
     c: u64,
     d: u64,
     bias: Option<u64>,
+    alpha: f32,
     beta: f32,
 }
 
@@ -105,14 +126,13 @@ impl Cuda {
                     .map_err(failed)?;
             }
             let (workspace, bytes) = self.matrix_workspace();
-            let alpha = 1.0f32;
             // SAFETY: the layouts describe checked tensors at these addresses; scalars are read before the call returns; the
             // workspace is used in compute-stream order.
             unsafe {
                 lt::matmul(
                     products.handle.0,
                     product.description.0,
-                    from_ref(&alpha).cast(),
+                    from_ref(&operands.alpha).cast(),
                     from_ref(&operands.beta).cast(),
                     operands.a as *const c_void,
                     product.a.0,
@@ -156,8 +176,9 @@ fn describe(handle: Handle<sys::cublasLtHandle_t>, key: &Key, bias: Option<u64>)
         set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
     }
-    let layout =
-        |(rows, columns): Size, dtype| lt::create_matrix_layout(dtype, rows as u64, columns as u64, rows as i64).map(Handle);
+    let layout = |size: Size, dtype| {
+        lt::create_matrix_layout(dtype, size.rows as u64, size.columns as u64, size.leading as i64).map(Handle)
+    };
     let (a, b) = (layout(key.a, CUDA_R_16BF)?, layout(key.b, CUDA_R_16BF)?);
     let d = layout(key.d, if key.f32_out { CUDA_R_32F } else { CUDA_R_16BF })?;
     let preference = lt::create_matmul_pref()?;
@@ -194,7 +215,7 @@ impl LinearOps for Cuda {
             Epilogue::Residual(residual) => (op.at("residual", residual, Bf16, &[t, n]), None, 1.0),
         };
         let key = Key { transpose_a: true, transpose_b: false, ..key((k, n), (k, t), (n, t)) };
-        self.product(op.name, key, &Operands { a, b, c, d, bias, beta });
+        self.product(op.name, key, &Operands { a, b, c, d, bias, alpha: 1.0, beta });
     }
 
     fn linear_backward_input(&self, dx: &mut Tensor<Self>, dy: &Tensor<Self>, w: &Tensor<Self>, write: Write) {
@@ -203,7 +224,7 @@ impl LinearOps for Cuda {
         let d = op.at("dx", dx, Bf16, &[t, k]);
         let (a, b) = (op.at("w", w, Bf16, &[n, k]), op.at("dy", dy, Bf16, &[t, n]));
         let beta = if write == Write::Accumulate { 1.0 } else { 0.0 };
-        self.product(op.name, key((k, n), (n, t), (k, t)), &Operands { a, b, c: d, d, bias: None, beta });
+        self.product(op.name, key((k, n), (n, t), (k, t)), &Operands { a, b, c: d, d, bias: None, alpha: 1.0, beta });
     }
 
     fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>) {
@@ -212,7 +233,7 @@ impl LinearOps for Cuda {
         let d = op.at("dw", dw, F32, &[n, k]);
         let (a, b) = (op.at("x", x, Bf16, &[t, k]), op.at("dy", dy, Bf16, &[t, n]));
         let key = Key { transpose_b: true, f32_out: true, ..key((k, t), (n, t), (k, n)) };
-        self.product(op.name, key, &Operands { a, b, c: d, d, bias: None, beta: 1.0 });
+        self.product(op.name, key, &Operands { a, b, c: d, d, bias: None, alpha: 1.0, beta: 1.0 });
     }
 
     fn linear_backward_bias(&self, dbias: &mut Tensor<Self>, dy: &Tensor<Self>) {
@@ -221,8 +242,48 @@ impl LinearOps for Cuda {
         let out = op.at("dbias", dbias, F32, &[n]);
         self.add_columns(op.name, out, op.at("dy", dy, Bf16, &[t, n]), t, n);
     }
+
+    fn linear_columns_forward(&self, y: &mut Tensor<Self>, x: &Tensor<Self>, w: &Tensor<Self>, columns: &Columns) {
+        let op = self.op("linear_columns_forward");
+        let (t, k, n, width) = (x.rows(), x.dim(1), columns.range.len(), y.dim(1));
+        let d = op.columns("y", y, t, columns);
+        let (a, b) = (op.at("w", w, Bf16, &[n, k]), op.at("x", x, Bf16, &[t, k]));
+        let key = Key { transpose_a: true, ..key((k, n), (k, t), Size::from((n, t)).within(width)) };
+        self.product(op.name, key, &Operands { a, b, c: d, d, bias: None, alpha: columns.scale, beta: 1.0 });
+    }
+
+    fn linear_columns_backward(
+        &self,
+        dx: &mut Tensor<Self>,
+        dw: &mut Tensor<Self>,
+        dy: &Tensor<Self>,
+        x: &Tensor<Self>,
+        w: &Tensor<Self>,
+        columns: &Columns,
+    ) {
+        let op = self.op("linear_columns_backward");
+        let (t, k, n) = (x.rows(), x.dim(1), columns.range.len());
+        let (alpha, gradient) = (columns.scale, Size::from((n, t)).within(dy.dim(1)));
+        let (b, x) = (op.columns("dy", dy, t, columns), op.at("x", x, Bf16, &[t, k]));
+        let d = op.at("dw", dw, F32, &[n, k]);
+        let to_weight = Key { transpose_b: true, f32_out: true, ..key((k, t), gradient, (k, n)) };
+        self.product(op.name, to_weight, &Operands { a: x, b, c: d, d, bias: None, alpha, beta: 1.0 });
+        let (d, a) = (op.at("dx", dx, Bf16, &[t, k]), op.at("w", w, Bf16, &[n, k]));
+        self.product(op.name, key((k, n), gradient, (k, t)), &Operands { a, b, c: d, d, bias: None, alpha, beta: 0.0 });
+    }
 }
 
-fn key(a: Size, b: Size, d: Size) -> Key {
+impl Op<'_> {
+    /// The address of the first of some columns of a matrix with `rows` rows.
+    fn columns(&self, argument: &str, tensor: &Tensor<Cuda>, rows: usize, columns: &Columns) -> u64 {
+        let width = tensor.dim(1);
+        let fits = columns.range.start < columns.range.end && columns.range.end <= width;
+        assert!(fits, "{}: {argument} is {tensor:?}, wanted [T, N] with columns {:?}", self.name, columns.range);
+        self.at(argument, tensor, Bf16, &[rows, width]) + 2 * columns.range.start as u64
+    }
+}
+
+fn key(a: impl Into<Size>, b: impl Into<Size>, d: impl Into<Size>) -> Key {
+    let (a, b, d) = (a.into(), b.into(), d.into());
     Key { a, b, d, transpose_a: false, transpose_b: false, bias: false, f32_out: false, alignment: 1 }
 }

@@ -62,7 +62,7 @@ impl NormOps for Cuda {
     fn rmsnorm_backward(
         &self,
         dx: &mut Tensor<Self>,
-        dweight: &mut Tensor<Self>,
+        dweight: Option<&mut Tensor<Self>>,
         dy: &Tensor<Self>,
         x: &Tensor<Self>,
         rstd: &Tensor<Self>,
@@ -72,12 +72,13 @@ impl NormOps for Cuda {
         let (t, d) = (x.rows(), x.dim(1));
         let dy = op.at("dy", dy, Bf16, &[t, d]);
         let (x, rstd) = (op.at("x", x, Bf16, &[t, d]), op.at("rstd", rstd, F32, &[t]));
-        let dweight = op.at("dweight", dweight, F32, &[d]);
         let dx = op.at("dx", dx, Bf16, &[t, d]);
         let params = BackwardParams { dx, dy, x, rstd, weight: op.at("weight", weight, Bf16, &[d]), d: int(d) };
         let kernel = Kernel { unit: &UNIT, defines: &[], name: "rmsnorm_backward_input" };
         self.launch(op.name, &kernel, Launch::linear(t as u64, 256), &params);
 
+        let Some(dweight) = dweight else { return };
+        let dweight = op.at("dweight", dweight, F32, &[d]);
         let (parts, per_part) = reduce::parts(t);
         let partial = self.partial(parts, d);
         let params = WeightParams { partial, dy, x, rstd, num_rows: t as i64, d: int(d), rows_per_part: int(per_part) };

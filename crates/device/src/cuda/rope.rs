@@ -165,7 +165,7 @@ impl RopeOps for Cuda {
         qkv: &mut Tensor<Self>,
         dq: &Tensor<Self>,
         grads: Pages<'_, Self>,
-        norm: Option<(QkNorm<'_, Self>, QkNormGrad<'_, Self>)>,
+        norm: Option<(QkNorm<'_, Self>, Option<QkNormGrad<'_, Self>>)>,
         table: &Tensor<Self>,
     ) {
         let op = self.op("qkv_backward");
@@ -193,7 +193,7 @@ impl RopeOps for Cuda {
         };
         let kernel = Kernel { unit: &UNIT, defines: &heads.defines(), name: "qkv_backward" };
         self.launch(op.name, &kernel, Launch::linear(blocks as u64, 256), &params);
-        if let Some((_, grad)) = norm {
+        if let Some((_, Some(grad))) = norm {
             // Rows of the partial sums are [q, k]; adding them as one row of 2 Dh would need both gradients side by side.
             for (which, weight) in [(0, grad.dq_weight), (1, grad.dk_weight)] {
                 let out = op.at("norm gradient", weight, F32, &[heads.dim]);

@@ -8,11 +8,11 @@ pub trait NormOps: Device {
     fn rmsnorm_forward(&self, y: &mut Tensor<Self>, rstd: &mut Tensor<Self>, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32);
 
     /// `dx` `[T, D]` activation **accumulates** (it holds the residual's gradient); `dweight` `[D]` f32 **accumulates**,
-    /// deterministically. With `g = dy · weight`: `dx += rstd · (g - x · rstd² · mean(g · x))`, `dweight += Σ_t dy · x · rstd`.
+    /// deterministically; a frozen weight has none. With `g = dy · weight`: `dx += rstd · (g - x · rstd² · mean(g · x))`, `dweight += Σ_t dy · x · rstd`.
     fn rmsnorm_backward(
         &self,
         dx: &mut Tensor<Self>,
-        dweight: &mut Tensor<Self>,
+        dweight: Option<&mut Tensor<Self>>,
         dy: &Tensor<Self>,
         x: &Tensor<Self>,
         rstd: &Tensor<Self>,

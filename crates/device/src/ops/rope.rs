@@ -44,13 +44,13 @@ pub trait RopeOps: Device {
 
     /// `qkv` `[T, (H + 2G)·Dh]` is **overwritten** by its own gradient, from `dq` `[T, H, Dh]` f32 and the pages'
     /// dk, dv (row t as in [`Self::qkv_forward`]; f32 or bf16), both with respect to the rotated values. Gradients of
-    /// the norms **accumulate**, deterministically.
+    /// the norms **accumulate**, deterministically; frozen norms have none.
     fn qkv_backward(
         &self,
         qkv: &mut Tensor<Self>,
         dq: &Tensor<Self>,
         grads: Pages<'_, Self>,
-        norm: Option<(QkNorm<'_, Self>, QkNormGrad<'_, Self>)>,
+        norm: Option<(QkNorm<'_, Self>, Option<QkNormGrad<'_, Self>>)>,
         table: &Tensor<Self>,
     );
 }

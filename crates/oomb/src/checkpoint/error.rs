@@ -48,6 +48,22 @@ pub enum Error {
         /// One indented line for each kind of mismatch, with up to five names.
         problems: String,
     },
+    /// No adapter here.
+    #[error("{folder} is not a PEFT adapter: {problem}")]
+    NotAnAdapter {
+        /// The folder as given.
+        folder: PathBuf,
+        /// What is missing.
+        problem: String,
+    },
+    /// An adapter's tensors are not those that this model would have.
+    #[error("the adapter in {folder} was not made for this model, or not in this way:\n{problems}")]
+    AdapterMismatch {
+        /// The folder.
+        folder: PathBuf,
+        /// As for [`Self::Mismatch`].
+        problems: String,
+    },
     /// The place to write to is taken.
     #[error("{path} {problem}; nothing was written")]
     Occupied {

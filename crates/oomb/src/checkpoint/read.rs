@@ -1,17 +1,14 @@
 //! Opens a checkpoint folder, checks every tensor against `config.json`, and reads values by name. It must not know where
 //! values go.
 
-use super::header::{self, Entry, FileType};
+use super::header::Entry;
+use super::values::{Tensors, Values};
 use super::{CONFIG, Error, INDEX, Result, SINGLE};
 use crate::model::config::ModelConfig;
 use crate::model::families::from_config_json;
 use crate::model::params::param_specs;
-use half::{bf16, f16};
-use oomb_device::HostData;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -22,45 +19,7 @@ pub struct Checkpoint {
     folder: PathBuf,
     config: ModelConfig,
     config_json: Value,
-    files: Vec<(PathBuf, File)>,
-    tensors: BTreeMap<String, Located>,
-}
-
-/// A tensor and the file that holds it.
-struct Located {
-    file: usize,
-    entry: Entry,
-}
-
-/// The values of a tensor in the type that the checkpoint has them in.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Values {
-    /// 32-bit floats.
-    F32(Vec<f32>),
-    /// bfloat16.
-    Bf16(Vec<bf16>),
-    /// IEEE half precision.
-    F16(Vec<f16>),
-}
-
-impl Values {
-    /// Borrowed, for an upload.
-    pub fn as_host(&self) -> HostData<'_> {
-        match self {
-            Self::F32(values) => HostData::F32(values),
-            Self::Bf16(values) => HostData::Bf16(values),
-            Self::F16(values) => HostData::F16(values),
-        }
-    }
-
-    /// Widened; exact.
-    pub fn to_f32(&self) -> Vec<f32> {
-        match self {
-            Self::F32(values) => values.clone(),
-            Self::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
-            Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
-        }
-    }
+    tensors: Tensors,
 }
 
 impl Checkpoint {
@@ -78,8 +37,7 @@ impl Checkpoint {
         }
         let config_json = read_json(&config_path)?;
         let config = from_config_json(&config_json).map_err(|source| Error::Config { path: config_path, source })?;
-        let (files, tensors) = locate(folder)?;
-        let checkpoint = Self { folder: folder.to_owned(), config, config_json, files, tensors };
+        let checkpoint = Self { folder: folder.to_owned(), config, config_json, tensors: locate(folder)? };
         checkpoint.check()?;
         Ok(checkpoint)
     }
@@ -104,7 +62,7 @@ impl Checkpoint {
     /// # Panics
     /// If `name` is not a source of one of the model's parameters.
     pub fn shape(&self, name: &str) -> &[usize] {
-        &self.located(name).entry.shape
+        &self.entry(name).shape
     }
 
     /// Reads the values of a tensor.
@@ -115,27 +73,12 @@ impl Checkpoint {
     /// # Panics
     /// If `name` is not a source of one of the model's parameters.
     pub fn tensor(&self, name: &str) -> Result<Values> {
-        let entry = &self.located(name).entry;
-        let len: usize = entry.shape.iter().product();
-        Ok(match entry.file_type {
-            FileType::F32 => Values::F32(self.fill(name, vec![0.0; len])?),
-            FileType::Bf16 => Values::Bf16(self.fill(name, vec![bf16::ZERO; len])?),
-            FileType::F16 => Values::F16(self.fill(name, vec![f16::ZERO; len])?),
-            FileType::Other(_) => unreachable!("refused when the checkpoint was opened"),
-        })
+        assert!(self.tensors.get(name).is_some(), "{name} is no tensor of {}", self.folder.display());
+        self.tensors.values(name)
     }
 
-    fn located(&self, name: &str) -> &Located {
+    fn entry(&self, name: &str) -> &Entry {
         self.tensors.get(name).unwrap_or_else(|| panic!("{name} is no tensor of {}", self.folder.display()))
-    }
-
-    /// Safetensors are little-endian, as is every machine this runs on.
-    fn fill<T: bytemuck::Pod>(&self, name: &str, mut values: Vec<T>) -> Result<Vec<T>> {
-        let located = self.located(name);
-        let (path, file) = &self.files[located.file];
-        let bytes = bytemuck::cast_slice_mut(&mut values);
-        file.read_exact_at(bytes, located.entry.bytes.start).map_err(Error::io("read", path))?;
-        Ok(values)
     }
 
     fn check(&self) -> Result<()> {
@@ -146,32 +89,23 @@ impl Checkpoint {
                 wanted.insert(name, shape);
             }
         }
-        let (mut missing, mut shapes, mut types) = (vec![], vec![], vec![]);
-        for (name, shape) in &wanted {
-            match self.tensors.get(name).map(|located| &located.entry) {
-                None if name == HEAD => missing.push(format!("{HEAD} {shape:?} (tie_word_embeddings is not true)")),
-                None => missing.push(format!("{name} {shape:?}")),
-                Some(entry) if entry.shape != *shape => shapes.push(format!("{name} (wanted {shape:?}, got {:?})", entry.shape)),
-                Some(entry) if entry.file_type.element_bytes().is_none() => {
-                    types.push(format!("{name} (wanted F32, BF16 or F16, got {})", entry.file_type.name()));
-                }
-                Some(_) => {}
-            }
+        let mut differences = self.tensors.compare(&wanted);
+        for missing in differences.missing.iter_mut().filter(|missing| missing.starts_with(HEAD)) {
+            missing.push_str(" (tie_word_embeddings is not true)");
         }
         let mut extra = vec![];
-        for name in self.tensors.keys().filter(|name| !wanted.contains_key(*name)) {
-            if !self.is_harmless(name)? {
+        for name in differences.extra {
+            if !self.is_harmless(&name)? {
                 let hint = if name == HEAD { " (not the embedding, though tie_word_embeddings is true)" } else { "" };
-                extra.push(format!("{name} {:?}{hint}", self.shape(name)));
+                extra.push(format!("{name} {:?}{hint}", self.shape(&name)));
             }
         }
-        let kinds =
-            [("missing", missing), ("of another shape", shapes), ("of another type", types), ("not of this model", extra)];
-        let problems: Vec<String> = kinds.iter().filter(|(_, names)| !names.is_empty()).map(|(kind, n)| list(kind, n)).collect();
+        differences.extra = extra;
+        let problems = differences.problems();
         if problems.is_empty() {
             return Ok(());
         }
-        Err(Error::Mismatch { folder: self.folder.clone(), problems: problems.join("\n") })
+        Err(Error::Mismatch { folder: self.folder.clone(), problems })
     }
 
     /// Frequencies that old checkpoints store; a head that repeats the tied embedding.
@@ -179,10 +113,10 @@ impl Checkpoint {
         if name.ends_with(".rotary_emb.inv_freq") {
             return Ok(true);
         }
-        if name != HEAD || !self.config.tied_embeddings || !self.tensors.contains_key(EMBEDDING) {
+        if name != HEAD || !self.config.tied_embeddings || self.tensors.get(EMBEDDING).is_none() {
             return Ok(false);
         }
-        let (head, embedding) = (&self.located(name).entry, &self.located(EMBEDDING).entry);
+        let (head, embedding) = (self.entry(name), self.entry(EMBEDDING));
         if head.shape != embedding.shape
             || head.file_type.element_bytes().is_none()
             || embedding.file_type.element_bytes().is_none()
@@ -193,21 +127,13 @@ impl Checkpoint {
     }
 }
 
-fn list(kind: &str, names: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let more = if names.len() > SHOWN { format!(", and {} more", names.len() - SHOWN) } else { String::new() };
-    format!("  {} {kind}: {}{more}", names.len(), names[..names.len().min(SHOWN)].join(", "))
-}
-
-fn read_json(path: &Path) -> Result<Value> {
+pub(super) fn read_json(path: &Path) -> Result<Value> {
     let text = std::fs::read(path).map_err(Error::io("read", path))?;
     serde_json::from_slice(&text).map_err(|error| Error::damaged(path, format!("it is not JSON: {error}")))
 }
 
-type Files = (Vec<(PathBuf, File)>, BTreeMap<String, Located>);
-
 /// Opens the weight files and indexes their tensors.
-fn locate(folder: &Path) -> Result<Files> {
+fn locate(folder: &Path) -> Result<Tensors> {
     let index_path = folder.join(INDEX);
     let map = if folder.join(SINGLE).is_file() {
         None
@@ -221,25 +147,16 @@ fn locate(folder: &Path) -> Result<Files> {
         None => BTreeSet::from([SINGLE]),
         Some(map) => map.values().map(String::as_str).collect(),
     };
-    let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
+    let mut tensors = Tensors::default();
     for name in names {
-        let path = folder.join(name);
-        let file = File::open(&path).map_err(Error::io("read", &path))?;
-        for entry in header::read(&path, &file)? {
-            if let Some(Located { file, .. }) = tensors.get(&entry.name) {
-                let (other, _): &(PathBuf, File) = &files[*file];
-                return Err(Error::damaged(&path, format!("it has {} again, after {}", entry.name, other.display())));
-            }
-            tensors.insert(entry.name.clone(), Located { file: files.len(), entry });
-        }
-        files.push((path, file));
+        tensors.add(folder.join(name))?;
     }
     for (tensor, shard) in map.iter().flatten() {
-        if tensors.get(tensor).is_none_or(|located| files[located.file].0 != folder.join(shard)) {
+        if tensors.file_of(tensor).is_none_or(|file| file != folder.join(shard)) {
             return Err(Error::damaged(&index_path, format!("it says that {tensor} is in {shard}, where it is not")));
         }
     }
-    Ok((files, tensors))
+    Ok(tensors)
 }
 
 /// Tensor name to shard name.

@@ -83,6 +83,11 @@ pub fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
 /// # Panics
 /// If `values` returns another number of values than the parameter has.
 pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
+    in_new_folder(out, |folder| write_into(folder, export, values))
+}
+
+/// Makes the folder `out` with what `fill` puts into it: complete, or not at all.
+pub(super) fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     check_free(out)?;
     let parent = match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -92,7 +97,7 @@ pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> 
     std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     let partial = parent.join(format!(".{}.partial-{}", name.to_string_lossy(), std::process::id()));
     std::fs::create_dir(&partial).map_err(Error::io("create", &partial))?;
-    let written = write_into(&partial, export, values).and_then(|()| {
+    let written = fill(&partial).and_then(|()| {
         sync(&partial)?;
         std::fs::rename(&partial, out).map_err(Error::io("rename the finished export to", out))?;
         sync(parent)
@@ -156,12 +161,12 @@ fn write_into(folder: &Path, export: &Export<'_>, mut values: impl FnMut(&ParamS
 }
 
 /// A tensor as the checkpoint names it.
-struct Tensor {
+pub(super) struct Tensor {
     name: String,
     shape: Vec<usize>,
 }
 
-fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
+pub(super) fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
     spec.sources.iter().map(|(name, rows)| Tensor {
         name: name.clone(),
         shape: std::iter::once(rows.len()).chain(spec.shape[1..].iter().copied()).collect(),
@@ -169,9 +174,9 @@ fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
 }
 
 /// One weight file: its name, and which of all tensors it holds.
-struct Shard {
-    file_name: String,
-    tensors: std::ops::Range<usize>,
+pub(super) struct Shard {
+    pub file_name: String,
+    pub tensors: std::ops::Range<usize>,
 }
 
 fn tensor_bytes(tensor: &Tensor, weights: WeightType) -> u64 {
@@ -209,13 +214,13 @@ fn index_json(tensors: &[Tensor], shards: &[Shard], weights: WeightType) -> Valu
     json!({"metadata": {"total_size": total_size}, "weight_map": map})
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
     std::fs::write(path, format!("{value:#}\n")).map_err(Error::io("write", path))?;
     sync(path)
 }
 
 /// A weight file being written.
-struct ShardFile {
+pub(super) struct ShardFile {
     path: PathBuf,
     file: BufWriter<File>,
     /// Tensors still to come.
@@ -223,7 +228,7 @@ struct ShardFile {
 }
 
 impl ShardFile {
-    fn create(folder: &Path, shard: &Shard, tensors: &[Tensor], weights: WeightType) -> Result<Self> {
+    pub(super) fn create(folder: &Path, shard: &Shard, tensors: &[Tensor], weights: WeightType) -> Result<Self> {
         let path = folder.join(&shard.file_name);
         let held: Vec<(&str, &[usize])> =
             tensors[shard.tensors.clone()].iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
@@ -232,7 +237,7 @@ impl ShardFile {
         Ok(Self { path, file, remaining: held.len() })
     }
 
-    fn push(&mut self, values: &[f32], weights: WeightType) -> Result<()> {
+    pub(super) fn push(&mut self, values: &[f32], weights: WeightType) -> Result<()> {
         // Converted in pieces, so that no second copy of a large parameter exists.
         const PIECE: usize = 1 << 20;
         for piece in values.chunks(PIECE) {
@@ -250,7 +255,7 @@ impl ShardFile {
     }
 }
 
-fn finish(shard: Option<ShardFile>) -> Result<()> {
+pub(super) fn finish(shard: Option<ShardFile>) -> Result<()> {
     let Some(shard) = shard else { return Ok(()) };
     let path = shard.path;
     let file = shard.file.into_inner().map_err(|error| Error::io("write", &path)(error.into_error()))?;

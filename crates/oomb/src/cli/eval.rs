@@ -14,17 +14,21 @@ use oomb_device::Backend;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// Loss and perplexity of a checkpoint on data, without training.
+/// Loss and perplexity of a checkpoint, or of a checkpoint with an adapter, on data, without training.
 ///
 /// Documents are cut into sequences as in training; each label is predicted from all earlier tokens of its sequence.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb eval --model runs/emma/model --data data/emma.txt --tokenizer bytes --sequence-tokens 32K
-  oomb eval --model models/smollm2-135m --data books/ --sequence-tokens 8K --sequences 4 --json")]
+  oomb eval --model models/smollm2-135m --data books/ --sequence-tokens 8K --sequences 4 --json
+  oomb eval --model models/smollm2-135m --adapter runs/tuned/adapter --data books/ --sequence-tokens 8K")]
 pub(crate) struct Args {
     /// Folder of a Hugging Face checkpoint
     #[arg(long)]
     model: PathBuf,
+    /// Folder of a PEFT adapter to add to the model
+    #[arg(long)]
+    adapter: Option<PathBuf>,
     /// A folder made by `oomb prepare`, a text file, or a folder of .txt files
     #[arg(long)]
     data: PathBuf,
@@ -62,7 +66,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<()> {
-    let files = ModelFiles::open(&config.model)?;
+    let mut files = ModelFiles::open(&config.model)?;
+    if let Some(adapter) = &args.adapter {
+        files = files.with_adapter(adapter)?;
+    }
     let scratch = tempfile::tempdir().context("cannot create a temporary folder for the tokens")?;
     let own =
         (!is_prepared(&args.data) && !files.tokenizer_files().is_empty()).then(|| TokenizerSource::Path(args.model.clone()));

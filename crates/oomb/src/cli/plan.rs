@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args as ClapArgs, ValueEnum};
 use oomb::config::{Config, parse_bytes};
 use oomb::plan::{Machine, Plan};
-use oomb::run::{self, ModelFiles};
+use oomb::run::{self, Lora, ModelFiles};
 use oomb_device::DType;
 use oomb_device::cuda::WORKSPACE_BYTES;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   oomb plan --config configs/emma.toml
   oomb plan --model qwen2.5-7b --sequence-tokens 1M --device-memory 139GiB --host-memory 125GiB --optimizer none
+  oomb plan --model qwen2.5-7b --sequence-tokens 128K --device-memory 79GiB --host-memory 125GiB --set lora.rank=16
   oomb plan --model models/my-checkpoint --sequence-tokens 256K --set kv.grad_dtype=bf16 --set schedule.chunk_tokens=4096")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["config", "model"]))]
 pub(crate) struct Args {
@@ -67,7 +68,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             on_device!(opened, |device| run::this_machine(&device)?)
         }
     };
-    let mut request = run::request(&config, &ModelFiles::open(&config.model)?.config);
+    let files = ModelFiles::open(&config.model)?;
+    let mut request = run::request(&config, &files.config);
+    if let Some(settings) = &config.lora {
+        request.lora = Some(Lora::open(settings, &files.config)?.config().clone());
+    }
     if let Some(training) = &mut request.training {
         training.optimizer = args.optimizer == Optimizer::Adamw;
     }

@@ -6,7 +6,6 @@ use clap::Args as ClapArgs;
 use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
 use oomb::data::{Source, Windows};
 use oomb::metrics::{Audience, MetricsFile, Progress, Record};
-use oomb::model::params::{ParamSpec, param_specs};
 use oomb::plan::{Plan, Tier};
 use oomb::run::{self, ModelFiles, Observer, Run, StepRecord};
 use oomb::run_folder;
@@ -18,11 +17,12 @@ use std::path::{Path, PathBuf};
 /// Train a model as a configuration file says.
 ///
 /// Everything is checked before any work: keys, files, vocabulary, memory. The run's folder must be new; it gets the
-/// resolved configuration, metrics.jsonl with a line per step, and the trained model.
+/// resolved configuration, metrics.jsonl with a line per step, and the trained model, or with [lora] the trained adapter.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb train --config configs/emma.toml
-  oomb train --config configs/emma.toml --set run.out=runs/second --set optimizer.lr=1e-3")]
+  oomb train --config configs/emma.toml --set run.out=runs/second --set optimizer.lr=1e-3
+  oomb train --config my.toml --set lora.rank=16        # an adapter; the model's weights stay as they are")]
 pub(crate) struct Args {
     /// TOML file; every key is checked
     #[arg(long)]
@@ -51,18 +51,23 @@ fn train_on<B: Backend>(device: &B, config: Config) -> Result<()> {
     let outcome = run.train(&mut recorder);
     recorder.progress.finish();
     outcome?;
-    let model = folder.join(run_folder::MODEL_FOLDER);
-    run.save(&model).context("training is done, but the model could not be saved")?;
-    println!("model in {}", model.display());
+    let name = if config.lora.is_some() { run_folder::ADAPTER_FOLDER } else { run_folder::MODEL_FOLDER };
+    let out = folder.join(name);
+    run.save(&out).with_context(|| format!("training is done, but the {name} could not be saved"))?;
+    println!("{name} in {}", out.display());
     Ok(())
 }
 
 /// What is about to be trained, in a line.
 fn summary(plan: &Plan) -> String {
-    let parameters: usize = param_specs(&plan.request.model).iter().map(ParamSpec::len).sum();
+    let [trained, parameters] = plan.num_parameters();
+    let adapter = match &plan.request.lora {
+        Some(lora) => format!(", an adapter of {} more of rank {}", format_count(trained as u64), lora.rank),
+        None => String::new(),
+    };
     let keep = plan.keep.map_or_else(String::new, |keep| format!(", keep {}", format!("{keep:?}").to_lowercase()));
     format!(
-        "{} parameters, {} sequence(s) of {} tokens a step, chunks of {}{keep}, {} on {}, {} on the host",
+        "{} parameters{adapter}, {} sequence(s) of {} tokens a step, chunks of {}{keep}, {} on {}, {} on the host",
         format_count(parameters as u64),
         plan.request.sequences_per_step,
         format_count(plan.request.sequence_tokens as u64),

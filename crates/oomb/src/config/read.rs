@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Every section and every key there is. Reading a key that is not listed is our own mistake and panics.
-pub(super) const KEYS: [(&str, &[&str]); 6] = [
+pub(super) const KEYS: [(&str, &[&str]); 7] = [
     ("model", &["preset", "path", "rope_scaling"]),
+    ("lora", &["path", "rank", "alpha", "rslora", "target_modules", "dropout"]),
     ("data", &["train", "validation", "sequence_tokens", "tokenizer", "sequences_per_step"]),
     ("schedule", &["chunk_tokens", "keep", "loss_tile_tokens"]),
     ("kv", &["page_tokens", "selection", "grad_dtype", "device_budget", "group_pages", "prefetch_groups"]),
@@ -142,6 +143,11 @@ pub(super) struct Section<'a> {
 }
 
 impl Section<'_> {
+    /// The document has it, if only its heading.
+    pub(super) fn is_given(&self) -> bool {
+        self.table.is_some()
+    }
+
     /// The setting, if it is given.
     pub(super) fn optional<T: Setting>(&self, key: &'static str) -> Result<Option<T>> {
         assert!(self.keys.contains(&key), "{}.{key} is not listed in KEYS", self.name);

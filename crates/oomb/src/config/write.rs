@@ -1,6 +1,6 @@
 //! The configuration with every default filled in, as TOML that reads back to the same. It must not know where it is put.
 
-use super::{Config, LrSchedule, ModelSource, TokenizerSource};
+use super::{Config, LoraSource, LrSchedule, ModelSource, TokenizerSource};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use toml::Value;
@@ -18,6 +18,7 @@ impl Config {
         if let Some(scaling) = &self.model.rope_scaling {
             out.value("rope_scaling", Value::try_from(scaling).expect("the table came from TOML"));
         }
+        self.write_lora(&mut out);
         out.section("data");
         out.value("train", paths(&self.data.train));
         if let Some(validation) = &self.data.validation {
@@ -55,6 +56,23 @@ impl Config {
             out.value("validation_sequences", self.run.validation_sequences);
         }
         out.text
+    }
+
+    fn write_lora(&self, out: &mut Writer) {
+        let Some(lora) = &self.lora else { return };
+        out.section("lora");
+        match &lora.source {
+            LoraSource::Adapter(folder) => out.value("path", path(folder)),
+            LoraSource::New(new) => {
+                out.value("rank", new.rank);
+                out.value("alpha", Value::Float(new.alpha));
+                out.value("rslora", new.rslora);
+                out.value("target_modules", Value::Array(new.targets.iter().map(|target| text(target.name())).collect()));
+            }
+        }
+        if lora.without_dropout {
+            out.value("dropout", 0);
+        }
     }
 
     fn write_optimizer(&self, out: &mut Writer) {

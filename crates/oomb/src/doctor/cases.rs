@@ -4,7 +4,7 @@ use super::Kind;
 use super::attention::{self, AttentionSizes, Sees};
 use super::rig::{Output, Outputs, Random, Rig};
 use oomb_device::ops::attention::{PageRef, Pages};
-use oomb_device::ops::linear::{Epilogue, Write};
+use oomb_device::ops::linear::{Columns, Epilogue, Write};
 use oomb_device::ops::loss::IGNORE;
 use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
@@ -142,7 +142,7 @@ fn norm<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<O
     let (mut y, mut rstd) = (rig.void(rig.act, &shape)?, rig.void(DType::F32, &[rows])?);
     rig.device.rmsnorm_forward(&mut y, &mut rstd, &x, &weight, EPS);
     let (mut dx, mut dweight) = (rig.activation(&shape, &dx_before)?, rig.f32(&[width], &dweight_before)?);
-    rig.device.rmsnorm_backward(&mut dx, &mut dweight, &dy, &x, &rig.f32(&[rows], &exact_rstd)?, &weight);
+    rig.device.rmsnorm_backward(&mut dx, Some(&mut dweight), &dy, &x, &rig.f32(&[rows], &exact_rstd)?, &weight);
     let mut out = Outputs::new(rig);
     out.of("rmsnorm_forward").add("y", &y)?.add("rstd", &rstd)?;
     out.of("rmsnorm_backward").add("dx", &dx)?.added("dweight", Kind::Stored, &dweight, &dweight_before)?;
@@ -180,6 +180,15 @@ fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Resu
     rig.device.linear_backward_weight(&mut dw, &dy, &x);
     out.of("linear_backward_weight").added("dw", Kind::Stored, &dw, &dw_before)?;
     rig.device.linear_backward_bias(&mut dbias, &dy);
+    // A quarter of the columns, as an adapter of one projection in a fused matrix has.
+    let columns = Columns { range: n / 4..n / 2, scale: 0.5 };
+    let part = rig.activation(&[n / 2 - n / 4, k], &random.values((n / 2 - n / 4) * k))?;
+    let mut y = rig.activation(&[rows, n], &random.values(rows * n))?;
+    rig.device.linear_columns_forward(&mut y, &x, &part, &columns);
+    let (mut dx, mut dpart) = (rig.void(rig.act, &[rows, k])?, rig.f32(part.shape(), &dw_before[..part.len()])?);
+    rig.device.linear_columns_backward(&mut dx, &mut dpart, &dy, &x, &part, &columns);
+    out.of("linear_columns_forward").add("y", &y)?.of("linear_columns_backward").add("dx", &dx)?;
+    out.added("dw", Kind::Stored, &dpart, &dw_before[..part.len()])?;
     out.of("linear_backward_bias").added("dbias", Kind::Stored, &dbias, &dbias_before)?;
     Ok(out.list)
 }
@@ -293,7 +302,7 @@ fn rope<B: Backend>(rig: &Rig<'_, B>, rows: usize, (heads, kv_heads): (usize, us
         let grads = rig.f32(&slab_shape, &slab_before)?;
         let (mut dq_weight, mut dk_weight) = (rig.f32(&[head_dim], &weights[1])?, rig.f32(&[head_dim], &weights[0])?);
         let norm_grad = QkNormGrad { dq_weight: &mut dq_weight, dk_weight: &mut dk_weight };
-        let both = normed.then(|| (norm(), norm_grad));
+        let both = normed.then(|| (norm(), Some(norm_grad)));
         rig.device.qkv_backward(&mut qkv, &dq, Pages { slab: &grads, refs: &refs }, both, &table);
         out.of(backward).add("dqkv", &qkv)?;
         if normed {

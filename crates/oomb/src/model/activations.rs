@@ -2,6 +2,7 @@
 //! layers share.
 
 use super::config::ModelConfig;
+use super::projection::AdapterBuffers;
 use oomb_device::{Backend, DType, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -23,9 +24,11 @@ type Buffer = (&'static str, Option<DType>, usize, Option<Keep>);
 
 const INPUT: &str = "input";
 const FINAL: &str = "output";
+const ADAPTER_HIDDEN: &str = "adapter_hidden";
+const D_ADAPTER_HIDDEN: &str = "d_adapter_hidden";
 
-/// The buffers of a chunk, in order.
-fn buffers(config: &ModelConfig, train: bool) -> Vec<Buffer> {
+/// The buffers of a chunk, in order; `rank` is that of the adapters, where there are any.
+fn buffers(config: &ModelConfig, train: bool, rank: Option<usize>) -> Vec<Buffer> {
     let (d, f, qkv, q, h) =
         (config.hidden_size, config.intermediate_size, config.qkv_width(), config.q_width(), config.num_heads);
     let f32 = Some(DType::F32);
@@ -55,6 +58,10 @@ fn buffers(config: &ModelConfig, train: bool) -> Vec<Buffer> {
             ("delta", f32, h, None),
         ] as [Buffer; 5]);
     }
+    if let Some(rank) = rank {
+        buffers.push((ADAPTER_HIDDEN, None, rank, None));
+        buffers.extend(train.then_some((D_ADAPTER_HIDDEN, None, rank, None)));
+    }
     buffers
 }
 
@@ -63,9 +70,10 @@ pub fn activation_shapes(
     config: &ModelConfig,
     chunk_tokens: usize,
     keep: Option<Keep>,
+    rank: Option<usize>,
 ) -> Vec<(&'static str, Option<DType>, [usize; 3])> {
     let train = keep.is_some();
-    buffers(config, train)
+    buffers(config, train, rank)
         .into_iter()
         .map(|(name, dtype, width, from)| {
             let kept = keep.zip(from).is_some_and(|(keep, from)| keep >= from);
@@ -107,6 +115,8 @@ pub struct LayerActivations<B: Backend> {
     pub attention_sum: Tensor<B>,
     /// `[t, Dh/2, 2]` f32.
     pub rope_table: Tensor<B>,
+    /// Of the adapters, where there are any.
+    pub adapters: Option<AdapterBuffers<B>>,
 }
 
 /// Gradients that all layers share, `t` rows of each.
@@ -127,6 +137,7 @@ pub struct Gradients<B: Backend> {
 /// All buffers of a chunk.
 pub struct Activations<B: Backend> {
     config: ModelConfig,
+    rank: Option<usize>,
     /// What the layers keep; `None` where there is no backward.
     pub keep: Option<Keep>,
     buffers: Vec<(&'static str, Tensor<B>)>,
@@ -134,9 +145,14 @@ pub struct Activations<B: Backend> {
 
 impl<B: Backend> Activations<B> {
     /// Takes the buffers from `take`, which is asked for each name of [`activation_shapes`] in order.
-    pub fn new(config: &ModelConfig, keep: Option<Keep>, mut take: impl FnMut(&'static str) -> Tensor<B>) -> Self {
-        let names = buffers(config, keep.is_some()).into_iter().map(|(name, ..)| name);
-        Self { config: config.clone(), keep, buffers: names.map(|name| (name, take(name))).collect() }
+    pub fn new(
+        config: &ModelConfig,
+        keep: Option<Keep>,
+        rank: Option<usize>,
+        mut take: impl FnMut(&'static str) -> Tensor<B>,
+    ) -> Self {
+        let names = buffers(config, keep.is_some(), rank).into_iter().map(|(name, ..)| name);
+        Self { config: config.clone(), rank, keep, buffers: names.map(|name| (name, take(name))).collect() }
     }
 
     fn rows(&self, name: &str, layer: usize, tokens: usize) -> Tensor<B> {
@@ -152,6 +168,8 @@ impl<B: Backend> Activations<B> {
         let by_head = |name| rows(name).reshape(&[tokens, heads, dim]);
         let vector = |name| rows(name).reshape(&[tokens]);
         let last = layer + 1 == self.config.num_layers;
+        let d_adapter_hidden = self.keep.map(|_| D_ADAPTER_HIDDEN);
+        let adapters = self.rank.map(|_| AdapterBuffers { hidden: rows(ADAPTER_HIDDEN), d_hidden: d_adapter_hidden.map(rows) });
         LayerActivations {
             input: rows(INPUT),
             output: if last { rows(FINAL) } else { self.rows(INPUT, layer + 1, tokens) },
@@ -168,6 +186,7 @@ impl<B: Backend> Activations<B> {
             swiglu: rows("swiglu"),
             attention_sum: by_head("attention_sum"),
             rope_table: rows("rope_table").reshape(&[tokens, dim / 2, 2]),
+            adapters,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::activations::Gradients;
 use super::config::ModelConfig;
-use super::weights::Params;
+use super::weights::{Grads, Weights};
 use oomb_device::ops::linear::{Epilogue, Write};
 use oomb_device::{Backend, Tensor};
 
@@ -28,19 +28,20 @@ pub struct HeadChunk<'a, B: Backend> {
 
 impl<B: Backend> HeadBuffers<B> {
     /// The loss of each token.
-    pub fn forward(&self, device: &B, config: &ModelConfig, weights: &Params<B>, chunk: &mut HeadChunk<'_, B>) {
+    pub fn forward(&self, device: &B, config: &ModelConfig, weights: &Weights<B>, chunk: &mut HeadChunk<'_, B>) {
         self.tiles(chunk, |tile, losses, hidden, labels| {
             tile.logits_of(device, config, weights, hidden);
             device.cross_entropy_forward(losses, &tile.logits, labels);
         });
     }
 
-    /// The loss of each token, and its gradient times `weight`: `d.d_hidden` overwritten, `grads` accumulated.
+    /// The loss of each token, and its gradient times `weight`: `d.d_hidden` overwritten, `grads` accumulated
+    /// where they are not frozen.
     pub fn backward(
         &self,
         device: &B,
-        (config, weights): (&ModelConfig, &Params<B>),
-        grads: &mut Params<B>,
+        (config, weights): (&ModelConfig, &Weights<B>),
+        grads: &mut Grads<B>,
         chunk: &mut HeadChunk<'_, B>,
         (d, weight): (&mut Gradients<B>, f32),
     ) {
@@ -51,15 +52,17 @@ impl<B: Backend> HeadBuffers<B> {
             row = rows.end;
             tile.logits_of(device, config, weights, hidden);
             device.cross_entropy_backward(losses, &mut tile.logits, labels, weight);
-            device.linear_backward_weight(&mut grads.head, &tile.logits, &tile.normed);
+            if let Some(head) = &mut grads.head {
+                device.linear_backward_weight(head, &tile.logits, &tile.normed);
+            }
             let (mut d_hidden, mut d_normed) = (d.d_hidden.narrow(rows.clone()), d.d_normed.narrow(rows));
             device.linear_backward_input(&mut d_normed, &tile.logits, &weights.head, Write::Overwrite);
-            let norm = &mut grads.final_norm;
+            let norm = grads.final_norm.as_mut();
             device.rmsnorm_backward(&mut d_hidden, norm, &d_normed, hidden, &tile.rstd, &weights.final_norm);
         });
     }
 
-    fn logits_of(&mut self, device: &B, config: &ModelConfig, weights: &Params<B>, hidden: &Tensor<B>) {
+    fn logits_of(&mut self, device: &B, config: &ModelConfig, weights: &Weights<B>, hidden: &Tensor<B>) {
         device.rmsnorm_forward(&mut self.normed, &mut self.rstd, hidden, &weights.final_norm, config.norm_eps);
         device.linear_forward(&mut self.logits, &self.normed, &weights.head, Epilogue::None);
     }

@@ -3,14 +3,15 @@
 
 use super::activations::{Gradients, LayerActivations};
 use super::config::ModelConfig;
-use super::weights::LayerParams;
+use super::projection;
+use super::weights::{LayerGrads, LayerWeights};
 use oomb_device::Backend;
 use oomb_device::ops::attention::{AttentionBackward, Mask, Pages, Part};
-use oomb_device::ops::linear::{Epilogue, Write};
+use oomb_device::ops::linear::Epilogue;
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 
 /// The layer's norm of q and k, where it has one.
-fn qk_norm<'a, B: Backend>(config: &ModelConfig, weights: &'a LayerParams<B>) -> Option<QkNorm<'a, B>> {
+fn qk_norm<'a, B: Backend>(config: &ModelConfig, weights: &'a LayerWeights<B>) -> Option<QkNorm<'a, B>> {
     let (q_weight, k_weight) = (weights.q_norm.as_ref()?, weights.k_norm.as_ref()?);
     Some(QkNorm { q_weight, k_weight, eps: config.norm_eps })
 }
@@ -19,14 +20,14 @@ fn qk_norm<'a, B: Backend>(config: &ModelConfig, weights: &'a LayerParams<B>) ->
 pub fn project<B: Backend>(
     device: &B,
     config: &ModelConfig,
-    weights: &LayerParams<B>,
+    weights: &LayerWeights<B>,
     acts: &mut LayerActivations<B>,
     pages: Option<Pages<'_, B>>,
 ) {
     let eps = config.norm_eps;
     device.rmsnorm_forward(&mut acts.attention_normed, &mut acts.attention_rstd, &acts.input, &weights.attention_norm, eps);
     let bias = weights.qkv_bias.as_ref().map_or(Epilogue::None, Epilogue::Bias);
-    device.linear_forward(&mut acts.qkv, &acts.attention_normed, &weights.qkv, bias);
+    projection::forward(device, &mut acts.qkv, &acts.attention_normed, &weights.qkv, bias, &mut acts.adapters);
     device.qkv_forward(&mut acts.q, pages, &acts.qkv, qk_norm(config, weights), &acts.rope_table);
 }
 
@@ -36,17 +37,19 @@ pub fn attend<B: Backend>(device: &B, acts: &mut LayerActivations<B>, kv: Pages<
 }
 
 /// Output projection with the residual, norm, and the first product of the MLP: from `attended` to `gate_up`.
-pub fn expand<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerParams<B>, acts: &mut LayerActivations<B>) {
+pub fn expand<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerWeights<B>, acts: &mut LayerActivations<B>) {
     let attended = acts.attended.reshape(&[acts.input.rows(), config.q_width()]);
-    device.linear_forward(&mut acts.middle, &attended, &weights.output, Epilogue::Residual(&acts.input));
+    let residual = Epilogue::Residual(&acts.input);
+    projection::forward(device, &mut acts.middle, &attended, &weights.output, residual, &mut acts.adapters);
     device.rmsnorm_forward(&mut acts.mlp_normed, &mut acts.mlp_rstd, &acts.middle, &weights.mlp_norm, config.norm_eps);
-    device.linear_forward(&mut acts.gate_up, &acts.mlp_normed, &weights.gate_up, Epilogue::None);
+    projection::forward(device, &mut acts.gate_up, &acts.mlp_normed, &weights.gate_up, Epilogue::None, &mut acts.adapters);
 }
 
 /// The rest of the MLP with the residual: from `gate_up` and `middle` to `output`.
-pub fn contract<B: Backend>(device: &B, weights: &LayerParams<B>, acts: &mut LayerActivations<B>) {
+pub fn contract<B: Backend>(device: &B, weights: &LayerWeights<B>, acts: &mut LayerActivations<B>) {
     device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
-    device.linear_forward(&mut acts.output, &acts.swiglu, &weights.down, Epilogue::Residual(&acts.middle));
+    let residual = Epilogue::Residual(&acts.middle);
+    projection::forward(device, &mut acts.output, &acts.swiglu, &weights.down, residual, &mut acts.adapters);
 }
 
 /// Backward from `d_hidden` at the layer's output to `d_hidden` at `middle` and the gradient of attention's output;
@@ -54,24 +57,24 @@ pub fn contract<B: Backend>(device: &B, weights: &LayerParams<B>, acts: &mut Lay
 pub fn backward_mlp<B: Backend>(
     device: &B,
     config: &ModelConfig,
-    weights: &LayerParams<B>,
-    grads: &mut LayerParams<B>,
+    weights: &LayerWeights<B>,
+    grads: &mut LayerGrads<B>,
     acts: &mut LayerActivations<B>,
     d: &mut Gradients<B>,
 ) {
     device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
-    device.linear_backward_weight(&mut grads.down, &d.d_hidden, &acts.swiglu);
-    device.linear_backward_input(&mut d.d_swiglu, &d.d_hidden, &weights.down, Write::Overwrite);
+    let (dx, dy) = (&mut d.d_swiglu, &d.d_hidden);
+    projection::backward(device, (dx, dy), &acts.swiglu, &weights.down, &mut grads.down, &mut acts.adapters);
     device.swiglu_backward(&mut acts.gate_up, &d.d_swiglu);
-    device.linear_backward_weight(&mut grads.gate_up, &acts.gate_up, &acts.mlp_normed);
-    device.linear_backward_input(&mut d.d_normed, &acts.gate_up, &weights.gate_up, Write::Overwrite);
-    let norm = (&mut d.d_hidden, &mut grads.mlp_norm);
+    let (dx, dy) = (&mut d.d_normed, &acts.gate_up);
+    projection::backward(device, (dx, dy), &acts.mlp_normed, &weights.gate_up, &mut grads.gate_up, &mut acts.adapters);
+    let norm = (&mut d.d_hidden, grads.mlp_norm.as_mut());
     device.rmsnorm_backward(norm.0, norm.1, &d.d_normed, &acts.middle, &acts.mlp_rstd, &weights.mlp_norm);
 
     let shape = [d.d_hidden.rows(), config.q_width()];
     let (attended, mut d_attended) = (acts.attended.reshape(&shape), d.d_attended.reshape(&shape));
-    device.linear_backward_weight(&mut grads.output, &d.d_hidden, &attended);
-    device.linear_backward_input(&mut d_attended, &d.d_hidden, &weights.output, Write::Overwrite);
+    let (dx, dy) = (&mut d_attended, &d.d_hidden);
+    projection::backward(device, (dx, dy), &attended, &weights.output, &mut grads.output, &mut acts.adapters);
     device.attention_delta(&mut d.delta, &acts.attended, &d.d_attended);
     device.fill(&mut acts.attention_sum, 0.0);
 }
@@ -95,20 +98,21 @@ pub fn backward_attend<B: Backend>(
 pub fn backward_project<B: Backend>(
     device: &B,
     config: &ModelConfig,
-    weights: &LayerParams<B>,
-    grads: &mut LayerParams<B>,
+    weights: &LayerWeights<B>,
+    grads: &mut LayerGrads<B>,
     acts: &mut LayerActivations<B>,
     d: &mut Gradients<B>,
     own: Pages<'_, B>,
 ) {
     let norm_grads = grads.q_norm.as_mut().zip(grads.k_norm.as_mut());
-    let norm = qk_norm(config, weights).zip(norm_grads.map(|(dq_weight, dk_weight)| QkNormGrad { dq_weight, dk_weight }));
+    let norm_grads = norm_grads.map(|(dq_weight, dk_weight)| QkNormGrad { dq_weight, dk_weight });
+    let norm = qk_norm(config, weights).map(|norm| (norm, norm_grads));
     device.qkv_backward(&mut acts.qkv, &acts.attention_sum, own, norm, &acts.rope_table);
     if let Some(bias) = &mut grads.qkv_bias {
         device.linear_backward_bias(bias, &acts.qkv);
     }
-    device.linear_backward_weight(&mut grads.qkv, &acts.qkv, &acts.attention_normed);
-    device.linear_backward_input(&mut d.d_normed, &acts.qkv, &weights.qkv, Write::Overwrite);
-    let norm = (&mut d.d_hidden, &mut grads.attention_norm);
+    let (dx, dy) = (&mut d.d_normed, &acts.qkv);
+    projection::backward(device, (dx, dy), &acts.attention_normed, &weights.qkv, &mut grads.qkv, &mut acts.adapters);
+    let norm = (&mut d.d_hidden, grads.attention_norm.as_mut());
     device.rmsnorm_backward(norm.0, norm.1, &d.d_normed, &acts.input, &acts.attention_rstd, &weights.attention_norm);
 }

@@ -2,6 +2,7 @@
 //! projections are rows of one matrix, so that a checkpoint's tensors are runs of ours.
 
 use super::config::ModelConfig;
+use super::lora::{Factor, Target};
 use std::ops::Range;
 
 /// Which parameter of the model; layers count from 0.
@@ -38,6 +39,8 @@ pub enum LayerParam {
     GateUp,
     /// `[D, F]`.
     Down,
+    /// A factor of an adapter, beside the model's own parameters.
+    Lora(Target, Factor),
 }
 
 /// A parameter and the tensors of a checkpoint that fill it.

@@ -2,9 +2,12 @@
 //! so that element `i` of one slab belongs to element `i` of the others.
 
 use super::config::ModelConfig;
+use super::lora::{Factor, LoraConfig, trained_specs};
 use super::params::{LayerParam, ParamId, ParamSpec, param_specs};
+use super::projection::{Adapter, Projection, ProjectionGrad};
+use oomb_device::ops::linear::Columns;
 use oomb_device::{Backend, Tensor};
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 /// Parameters start at multiples of this many elements, so that vector accesses are aligned.
 const ALIGNMENT: usize = 128;
@@ -23,7 +26,7 @@ pub fn slab_layout(specs: &[ParamSpec]) -> (usize, Vec<Range<usize>>) {
     (end, ranges)
 }
 
-/// Views of one slab `[elements]`, by parameter.
+/// Views of one slab `[elements]`, by parameter: the model's, its adapters', or what belongs to either of them.
 pub struct Params<B: Backend> {
     /// All of it, padding included.
     pub slab: Tensor<B>,
@@ -31,62 +34,113 @@ pub struct Params<B: Backend> {
     pub specs: Vec<ParamSpec>,
     /// One view for each of `specs`.
     pub views: Vec<Tensor<B>>,
+}
+
+impl<B: Backend> Params<B> {
+    /// Views `slab`, which has the elements that [`slab_layout`] says.
+    pub fn new(specs: Vec<ParamSpec>, slab: Tensor<B>) -> Self {
+        let (elements, ranges) = slab_layout(&specs);
+        assert_eq!(slab.len(), elements, "elements of a parameter slab");
+        let views: Vec<_> = specs.iter().zip(ranges).map(|(spec, range)| slab.narrow(range).reshape(&spec.shape)).collect();
+        Self { slab, specs, views }
+    }
+
+    fn find(&self, id: ParamId) -> Option<Tensor<B>> {
+        self.specs.iter().position(|spec| spec.id == id).map(|index| self.views[index].clone())
+    }
+
+    fn must(&self, id: ParamId) -> Tensor<B> {
+        self.find(id).unwrap_or_else(|| panic!("every model has {id:?}"))
+    }
+
+    /// Adapters of the rows of `param` in `layer`.
+    fn adapters(&self, config: &ModelConfig, lora: &LoraConfig, layer: usize, param: LayerParam) -> Vec<Adapter<B>> {
+        let targets = lora.targets.iter().filter(|target| target.param() == param);
+        let adapter = |&target| {
+            let factor = |factor| self.must(ParamId::Layer(layer, LayerParam::Lora(target, factor)));
+            let columns = Columns { range: target.rows(config), scale: lora.scale() };
+            Adapter { a: factor(Factor::A), b: factor(Factor::B), columns }
+        };
+        targets.map(adapter).collect()
+    }
+}
+
+/// The model's weights, with the names by which the model code knows them.
+pub struct Weights<B: Backend> {
+    params: Params<B>,
     /// `[V, D]`.
     pub embed: Tensor<B>,
     /// The layers' parameters.
-    pub layers: Vec<LayerParams<B>>,
+    pub layers: Vec<LayerWeights<B>>,
     /// `[D]`.
     pub final_norm: Tensor<B>,
     /// `[V, D]`; the embedding itself where they are tied.
     pub head: Tensor<B>,
 }
 
-/// Views of one layer's parameters; shapes in [`LayerParam`].
+/// One layer's weights; shapes in [`LayerParam`].
 #[expect(missing_docs, reason = "named and documented as the variants of LayerParam")]
-pub struct LayerParams<B: Backend> {
+pub struct LayerWeights<B: Backend> {
     pub attention_norm: Tensor<B>,
-    pub qkv: Tensor<B>,
+    pub qkv: Projection<B>,
     pub qkv_bias: Option<Tensor<B>>,
     pub q_norm: Option<Tensor<B>>,
     pub k_norm: Option<Tensor<B>>,
-    pub output: Tensor<B>,
+    pub output: Projection<B>,
     pub mlp_norm: Tensor<B>,
-    pub gate_up: Tensor<B>,
-    pub down: Tensor<B>,
+    pub gate_up: Projection<B>,
+    pub down: Projection<B>,
 }
 
-impl<B: Backend> Params<B> {
-    /// Views `slab`, which has the elements that [`slab_layout`] says.
-    pub fn new(config: &ModelConfig, slab: Tensor<B>) -> Self {
-        let specs = param_specs(config);
-        let (elements, ranges) = slab_layout(&specs);
-        assert_eq!(slab.len(), elements, "elements of a parameter slab");
-        let views: Vec<_> = specs.iter().zip(ranges).map(|(spec, range)| slab.narrow(range).reshape(&spec.shape)).collect();
-        let find = |id| specs.iter().position(|spec| spec.id == id).map(|index| views[index].clone());
-        let must = |id| find(id).unwrap_or_else(|| panic!("every model has {id:?}"));
+impl<B: Backend> Deref for Weights<B> {
+    type Target = Params<B>;
+    fn deref(&self) -> &Params<B> {
+        &self.params
+    }
+}
+
+impl<B: Backend> DerefMut for Weights<B> {
+    fn deref_mut(&mut self) -> &mut Params<B> {
+        &mut self.params
+    }
+}
+
+impl<B: Backend> Weights<B> {
+    /// Views `slab`, and the adapters' parameters where there are adapters.
+    pub fn new(config: &ModelConfig, slab: Tensor<B>, adapter: Option<(&LoraConfig, &Params<B>)>) -> Self {
+        let params = Params::new(param_specs(config), slab);
         let layers = (0..config.num_layers)
-            .map(|layer| LayerParams {
-                attention_norm: must(ParamId::Layer(layer, LayerParam::AttentionNorm)),
-                qkv: must(ParamId::Layer(layer, LayerParam::Qkv)),
-                qkv_bias: find(ParamId::Layer(layer, LayerParam::QkvBias)),
-                q_norm: find(ParamId::Layer(layer, LayerParam::QNorm)),
-                k_norm: find(ParamId::Layer(layer, LayerParam::KNorm)),
-                output: must(ParamId::Layer(layer, LayerParam::Output)),
-                mlp_norm: must(ParamId::Layer(layer, LayerParam::MlpNorm)),
-                gate_up: must(ParamId::Layer(layer, LayerParam::GateUp)),
-                down: must(ParamId::Layer(layer, LayerParam::Down)),
+            .map(|layer| {
+                let must = |param| params.must(ParamId::Layer(layer, param));
+                let find = |param| params.find(ParamId::Layer(layer, param));
+                let projection = |param| {
+                    let adapters = adapter.map(|(lora, adapter)| adapter.adapters(config, lora, layer, param));
+                    Projection { weight: must(param), adapters: adapters.unwrap_or_default() }
+                };
+                LayerWeights {
+                    attention_norm: must(LayerParam::AttentionNorm),
+                    qkv: projection(LayerParam::Qkv),
+                    qkv_bias: find(LayerParam::QkvBias),
+                    q_norm: find(LayerParam::QNorm),
+                    k_norm: find(LayerParam::KNorm),
+                    output: projection(LayerParam::Output),
+                    mlp_norm: must(LayerParam::MlpNorm),
+                    gate_up: projection(LayerParam::GateUp),
+                    down: projection(LayerParam::Down),
+                }
             })
             .collect();
-        let embed = must(ParamId::Embed);
-        let head = find(ParamId::Head).unwrap_or_else(|| embed.clone());
-        let final_norm = must(ParamId::FinalNorm);
-        Self { embed, layers, final_norm, head, slab, specs, views }
+        let embed = params.must(ParamId::Embed);
+        let head = params.find(ParamId::Head).unwrap_or_else(|| embed.clone());
+        let final_norm = params.must(ParamId::FinalNorm);
+        Self { embed, layers, final_norm, head, params }
     }
 
     /// Random weights: matrices normal with `config.initializer_range`, norms one, biases zero; a function of `seed` alone.
     pub fn randomise(&mut self, device: &B, config: &ModelConfig, seed: u64) {
-        device.fill(&mut self.slab, 0.0);
-        for (index, (spec, view)) in self.specs.iter().zip(&mut self.views).enumerate() {
+        let Params { slab, specs, views } = &mut self.params;
+        device.fill(slab, 0.0);
+        for (index, (spec, view)) in specs.iter().zip(views).enumerate() {
             match spec.id {
                 ParamId::Layer(_, LayerParam::QkvBias) => {}
                 _ if spec.is_matrix() => {
@@ -96,5 +150,76 @@ impl<B: Backend> Params<B> {
                 _ => device.fill(view, 1.0),
             }
         }
+    }
+}
+
+/// Gradients of what is trained, f32. What is absent is frozen, or not there at all.
+pub struct Grads<B: Backend> {
+    params: Params<B>,
+    /// `[V, D]`.
+    pub embed: Option<Tensor<B>>,
+    /// The layers' gradients.
+    pub layers: Vec<LayerGrads<B>>,
+    /// `[D]`.
+    pub final_norm: Option<Tensor<B>>,
+    /// `[V, D]`; the embedding's where they are tied.
+    pub head: Option<Tensor<B>>,
+}
+
+/// One layer's gradients; shapes in [`LayerParam`].
+#[expect(missing_docs, reason = "named and documented as the variants of LayerParam")]
+pub struct LayerGrads<B: Backend> {
+    pub attention_norm: Option<Tensor<B>>,
+    pub qkv: ProjectionGrad<B>,
+    pub qkv_bias: Option<Tensor<B>>,
+    pub q_norm: Option<Tensor<B>>,
+    pub k_norm: Option<Tensor<B>>,
+    pub output: ProjectionGrad<B>,
+    pub mlp_norm: Option<Tensor<B>>,
+    pub gate_up: ProjectionGrad<B>,
+    pub down: ProjectionGrad<B>,
+}
+
+impl<B: Backend> Deref for Grads<B> {
+    type Target = Params<B>;
+    fn deref(&self) -> &Params<B> {
+        &self.params
+    }
+}
+
+impl<B: Backend> DerefMut for Grads<B> {
+    fn deref_mut(&mut self) -> &mut Params<B> {
+        &mut self.params
+    }
+}
+
+impl<B: Backend> Grads<B> {
+    /// Views `slab`, which holds a gradient for each of [`trained_specs`].
+    pub fn new(config: &ModelConfig, slab: Tensor<B>, lora: Option<&LoraConfig>) -> Self {
+        let params = Params::new(trained_specs(config, lora), slab);
+        let layers = (0..config.num_layers)
+            .map(|layer| {
+                let find = |param| params.find(ParamId::Layer(layer, param));
+                let projection = |param| {
+                    let adapters = lora.map(|lora| params.adapters(config, lora, layer, param));
+                    ProjectionGrad { weight: find(param), adapters: adapters.unwrap_or_default() }
+                };
+                LayerGrads {
+                    attention_norm: find(LayerParam::AttentionNorm),
+                    qkv: projection(LayerParam::Qkv),
+                    qkv_bias: find(LayerParam::QkvBias),
+                    q_norm: find(LayerParam::QNorm),
+                    k_norm: find(LayerParam::KNorm),
+                    output: projection(LayerParam::Output),
+                    mlp_norm: find(LayerParam::MlpNorm),
+                    gate_up: projection(LayerParam::GateUp),
+                    down: projection(LayerParam::Down),
+                }
+            })
+            .collect();
+        let embed = params.find(ParamId::Embed);
+        let head = params.find(ParamId::Head).or_else(|| embed.clone());
+        let final_norm = params.find(ParamId::FinalNorm);
+        Self { embed, layers, final_norm, head, params }
     }
 }

@@ -1,12 +1,14 @@
 //! Which model a configuration names, and its weights on their way to a device and back. It must not know the training
 //! loop.
 
+use super::lora::load_adapter;
 use super::{Error, Result};
-use crate::checkpoint::{self, Checkpoint, DEFAULT_MAX_SHARD_BYTES, Export, WeightType};
+use crate::checkpoint::{self, Adapter, Checkpoint, DEFAULT_MAX_SHARD_BYTES, Export, Values, WeightType};
 use crate::config::{ModelSettings, ModelSource, nearest};
 use crate::engine::Engine;
 use crate::model::config::ModelConfig;
 use crate::model::families::replace_rope;
+use crate::model::params::param_specs;
 use crate::model::presets::{PRESETS, preset};
 use oomb_device::{Backend, DType};
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ pub struct ModelFiles {
     /// The shape, with the configuration's own RoPE scaling.
     pub config: ModelConfig,
     checkpoint: Option<Checkpoint>,
+    adapter: Option<Adapter>,
 }
 
 impl ModelFiles {
@@ -25,16 +28,70 @@ impl ModelFiles {
     /// If there is no such preset, or the checkpoint is not one that can be trained.
     pub fn open(settings: &ModelSettings) -> Result<Self> {
         let mut files = match &settings.source {
-            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None },
+            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None, adapter: None },
             ModelSource::Path(folder) => {
                 let checkpoint = Checkpoint::open(folder)?;
-                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint) }
+                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint), adapter: None }
             }
         };
         if let Some(parameters) = &settings.rope_scaling {
             replace_rope(&mut files.config, parameters).map_err(|e| Error::Rope(e.to_string()))?;
         }
         Ok(files)
+    }
+
+    /// The same model with a PEFT adapter.
+    ///
+    /// # Errors
+    /// If the adapter was not made for this model, or the model is a preset.
+    pub fn with_adapter(self, folder: &Path) -> Result<Self> {
+        if self.checkpoint.is_none() {
+            return Err(Error::Lora("an adapter belongs to a checkpoint: a preset has random weights".to_owned()));
+        }
+        Ok(Self { adapter: Some(Adapter::open(folder, &self.config)?), ..self })
+    }
+
+    /// Where the checkpoint is, where there is one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.checkpoint.as_ref().map(Checkpoint::folder)
+    }
+
+    /// `config.json` as the checkpoint has it.
+    pub fn config_json(&self) -> Option<&serde_json::Value> {
+        self.checkpoint.as_ref().map(Checkpoint::config_json)
+    }
+
+    /// The adapter, where there is one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// The values of a tensor, with the adapter merged into them.
+    ///
+    /// # Errors
+    /// If a weight file cannot be read.
+    ///
+    /// # Panics
+    /// If the model is a preset, or has no such tensor.
+    pub fn tensor(&self, name: &str) -> checkpoint::Result<Values> {
+        let values = self.checkpoint.as_ref().expect("a preset has no tensors").tensor(name)?;
+        match &self.adapter {
+            Some(adapter) => adapter.merged(name, values),
+            None => Ok(values),
+        }
+    }
+
+    /// The type in which the checkpoint has its weights: that of its first tensor.
+    ///
+    /// # Errors
+    /// As [`Self::tensor`].
+    pub fn weight_type(&self) -> checkpoint::Result<WeightType> {
+        let checkpoint = self.checkpoint.as_ref().expect("a preset has no tensors");
+        let first = &param_specs(&self.config)[0].sources[0].0;
+        Ok(match checkpoint.tensor(first)? {
+            Values::F32(_) => WeightType::F32,
+            Values::Bf16(_) | Values::F16(_) => WeightType::Bf16,
+        })
     }
 
     /// The checkpoint's tokenizer files, those that there are.
@@ -53,7 +110,8 @@ fn find_preset(name: &str) -> Result<ModelConfig> {
     })
 }
 
-/// Fills the engine's weights: from the checkpoint, or at random from `seed`.
+/// Fills the engine's weights: from the checkpoint, or at random from `seed`. The adapter of `files` goes into the engine's own
+/// where it was planned with one, else into the weights.
 ///
 /// # Errors
 /// If a weight file cannot be read.
@@ -61,7 +119,7 @@ fn find_preset(name: &str) -> Result<ModelConfig> {
 /// # Panics
 /// If the engine was made for another model.
 pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed: u64) -> Result<()> {
-    let Engine { device, weights, config, .. } = engine;
+    let Engine { device, weights, adapter, config, .. } = engine;
     let Some(checkpoint) = &files.checkpoint else {
         weights.randomise(device, config, seed);
         return Ok(());
@@ -69,10 +127,14 @@ pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed
     device.fill(&mut weights.slab, 0.0);
     for (spec, view) in weights.specs.iter().zip(&weights.views) {
         for (name, rows) in &spec.sources {
-            device.upload(&mut view.narrow(rows.clone()), checkpoint.tensor(name)?.as_host());
+            let values = if adapter.is_some() { checkpoint.tensor(name)? } else { files.tensor(name)? };
+            device.upload(&mut view.narrow(rows.clone()), values.as_host());
         }
     }
-    Ok(())
+    match (adapter, &files.adapter) {
+        (Some(params), Some(adapter)) => load_adapter(device, params, adapter),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the engine's weights as a Hugging Face folder, in the type in which it computes; `tokenizer` are files to copy

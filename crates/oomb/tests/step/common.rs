@@ -112,6 +112,7 @@ pub fn request(model: &ModelConfig, setting: Setting, sequence_tokens: usize, se
         loss_tile_tokens: setting.loss_tile_tokens,
         device_budget: None,
         grad_dtype: setting.grad_dtype,
+        lora: None,
         training: Some(Training { keep: Some(setting.keep), optimizer: true }),
     }
 }

@@ -1,6 +1,7 @@
 //! Whole steps on a GPU against the CPU. Without a GPU each test says that it was skipped.
 
 use crate::common::*;
+use crate::lora::{adapters, random_adapter};
 use oomb::data::Sequence;
 use oomb::engine::Engine;
 use oomb::kv::select::Selection;
@@ -55,6 +56,35 @@ fn loss_and_gradient_agree_with_the_cpu() {
         eprintln!("{family:?}: gradient {error:.2e}, allowed {allowed:.2e}; loss {} for {}", got.loss, exact.loss);
         assert!(error < allowed, "{family:?}: {error} {allowed}");
         // The loss is a mean over 515 labels of logits rounded to bf16.
+        assert!((got.loss - exact.loss).abs() < 4e-3 * exact.loss, "{family:?}: {} {}", got.loss, exact.loss);
+    }
+}
+
+/// The loss and the gradients of an adapter's factors, the base frozen.
+#[test]
+fn adapters_agree_with_the_cpu() {
+    let Some(cuda) = gpu() else { return };
+    let mut random = Random::fresh("adapters_agree_with_the_cpu");
+    for (family, all) in [(Family::Llama, true), (Family::Qwen2, false), (Family::Qwen3, true)] {
+        let (seed, sequences) = (random.bits(), [sequence(&mut random, 517, 37, &[0, 150])]);
+        let setting = Setting { chunk_tokens: 192, keep: Keep::Attention, ..Setting::default() };
+        let request = Request { lora: Some(adapters(all)), ..wide_request(&wide(family), setting, 517) };
+        fn run<B: Backend>(device: &B, request: &Request, sequences: &[Sequence], seed: u64) -> Outcome {
+            let mut engine = engine(device, request, None, Selection::Window(300), seed);
+            random_adapter(&mut engine, seed ^ 1);
+            outcome(&mut engine, sequences)
+        }
+        let on_cpu = |real, compute_dtype| {
+            let device = Cpu::new(CpuOptions { real, compute_dtype, ..CpuOptions::default() });
+            run(&device, &request, &sequences, seed)
+        };
+        let (exact, reference) = (on_cpu(Real::F64, DType::F32), on_cpu(Real::F32, DType::Bf16));
+        let (got, again) = (run(&cuda, &request, &sequences, seed), run(&cuda, &request, &sequences, seed));
+        assert!(got.grads == again.grads, "{family:?}: two runs differ");
+        let allowed = 2.0 * relative_error(&reference.grads, &exact.grads);
+        let error = relative_error(&got.grads, &exact.grads);
+        eprintln!("{family:?}: gradient {error:.2e}, allowed {allowed:.2e}; loss {} for {}", got.loss, exact.loss);
+        assert!(error < allowed, "{family:?}: {error} {allowed}");
         assert!((got.loss - exact.loss).abs() < 4e-3 * exact.loss, "{family:?}: {} {}", got.loss, exact.loss);
     }
 }

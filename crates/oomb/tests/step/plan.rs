@@ -74,6 +74,7 @@ fn large(sequence_tokens: usize, optimizer: bool) -> Request {
         loss_tile_tokens: None,
         device_budget: None,
         grad_dtype: DType::Bf16,
+        lora: None,
         training: Some(Training { keep: None, optimizer }),
     }
 }

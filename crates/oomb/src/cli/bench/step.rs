@@ -133,6 +133,7 @@ impl Args {
             loss_tile_tokens: self.loss_tile_tokens,
             device_budget: self.device_budget,
             grad_dtype: self.grad_dtype.dtype(),
+            lora: None,
             training: Some(Training { keep, optimizer: self.optimizer == Optimizer::Adamw }),
         })
     }
