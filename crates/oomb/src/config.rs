@@ -77,6 +77,9 @@ pub struct ScheduleSettings {
     pub chunk_tokens: usize,
     /// What pass 2 keeps of a chunk's forward for its own backward. Default `auto`: as much as fits.
     pub keep: Keep,
+    /// Device bytes for activations of more chunks than the one in work, so that pass 2 need not compute them again. Default
+    /// `auto` (`None`): what a GPU has left; nothing on the CPU, whose memory is everyone's.
+    pub keep_budget_bytes: Option<u64>,
     /// Tokens per tile of head and loss. Default `auto` (`None`): chosen by the plan, so that a tile of logits stays small.
     pub loss_tile_tokens: Option<usize>,
 }
@@ -214,6 +217,7 @@ fn read_schedule(section: &Section<'_>) -> Result<ScheduleSettings> {
     Ok(ScheduleSettings {
         chunk_tokens: section.or("chunk_tokens", Tokens(8192))?.0,
         keep: section.or("keep", Keep::Auto)?,
+        keep_budget_bytes: section.or("keep_budget", OrAuto::<NumBytes>(None))?.0.map(|bytes| bytes.0),
         loss_tile_tokens: section.or("loss_tile_tokens", OrAuto::<Tokens>(None))?.0.map(|tokens| tokens.0),
     })
 }

@@ -4,7 +4,7 @@
 use crate::data::Sequence;
 use crate::kv::select::{Selection, visible_pages};
 use crate::kv::{Access, KvMemory, Mode, Store};
-use crate::model::activations::{Activations, Keep};
+use crate::model::activations::{Activations, Keep, LayerActivations, Place};
 use crate::model::config::ModelConfig;
 use crate::model::head::HeadBuffers;
 use crate::model::lora::trained_specs;
@@ -23,6 +23,8 @@ pub struct Chunk {
     pub own_pages: Range<usize>,
     /// Pages that it sees, its own included.
     pub visible_pages: Range<usize>,
+    /// Where its activations are.
+    pub place: Place,
     /// Which of the step's sequences it belongs to.
     sequence: usize,
 }
@@ -123,7 +125,7 @@ impl<B: Backend> Engine<B> {
         let optimizer = moments.map(|(m, v)| OptimizerState { master, m, v });
         let mut must = |name: &str| arena.take(name).unwrap_or_else(|| panic!("the plan has no buffer {name}"));
         let rank = lora.map(|lora| lora.rank);
-        let activations = Activations::new(&config, plan.keep, rank, |name| must(&format!("activations.{name}")));
+        let activations = Activations::new(&config, plan.keep, rank, plan.kept, |name| must(&format!("activations.{name}")));
         let head = HeadBuffers { normed: must("head.normed"), rstd: must("head.rstd"), logits: must("head.logits") };
         let inputs = Inputs {
             ids: must("sequence.ids"),
@@ -188,19 +190,31 @@ impl<B: Backend> Engine<B> {
         self.device.upload(&mut self.inputs.inv_freq, HostData::F64(&inv_freq));
         self.rope_scale = scale;
         let (size, page) = (self.plan.request.chunk_tokens, self.plan.request.page_tokens);
+        let num_chunks = tokens.div_ceil(size);
         let chunk = |start: usize| {
+            let place = self.plan.place(start / size, num_chunks);
             let tokens = start..tokens.min(start + size);
             let own_pages = start / page..tokens.end.div_ceil(page);
-            Chunk { visible_pages: visible_pages(&first, tokens.clone(), page), tokens, own_pages, sequence: index }
+            Chunk { visible_pages: visible_pages(&first, tokens.clone(), page), tokens, own_pages, place, sequence: index }
         };
         (0..tokens).step_by(size).map(chunk).collect()
     }
 
-    /// Starts a chunk's forward: its embeddings into the first layer's input, its angles into the rotation table.
-    pub fn embed(&mut self, chunk: &Chunk) {
-        let mut acts = self.activations.layer(0, chunk.tokens.len());
+    /// A chunk's buffers in `layer`.
+    pub fn acts(&self, chunk: &Chunk, layer: usize) -> LayerActivations<B> {
+        self.activations.layer(chunk.place, layer, chunk.tokens.len())
+    }
+
+    /// A chunk's angles into the rotation table, which all chunks share.
+    pub fn rotate(&mut self, chunk: &Chunk) {
+        let mut acts = self.acts(chunk, 0);
         let positions = self.inputs.positions.narrow(chunk.tokens.clone());
         self.device.rope_table(&mut acts.rope_table, &positions, &self.inputs.inv_freq, self.rope_scale);
+    }
+
+    /// Starts a chunk's forward: its embeddings into the first layer's input.
+    pub fn embed(&mut self, chunk: &Chunk) {
+        let mut acts = self.acts(chunk, 0);
         self.device.embed_forward(&mut acts.input, &self.weights.embed, &self.ids(chunk));
     }
 

@@ -3,7 +3,7 @@
 
 use crate::config::{Bytes, format_count};
 use crate::kv::{KvLayout, KvShape};
-use crate::model::activations::{Keep, activation_shapes};
+use crate::model::activations::{Keep, Kept, Place, activation_shapes};
 use crate::model::config::ModelConfig;
 use crate::model::lora::{LoraConfig, trained_specs};
 use crate::model::params::{ParamSpec, param_specs};
@@ -88,6 +88,8 @@ pub struct Request {
     pub loss_tile_tokens: Option<usize>,
     /// Bytes of device memory for pages and their gradients.
     pub device_budget: Option<u64>,
+    /// Bytes of device memory for activations of more chunks than one; `None`: what is left, on a device with memory of its own.
+    pub keep_budget: Option<u64>,
     /// Storage of dk, dv.
     pub grad_dtype: DType,
     /// Adapters beside frozen weights: only they have gradients and optimizer state.
@@ -114,6 +116,8 @@ pub struct Plan {
     pub machine: Machine,
     /// What chunks keep; `None` in an evaluation.
     pub keep: Option<Keep>,
+    /// What is kept of other chunks than the one in work.
+    pub kept: Kept,
     /// Tokens of a loss tile.
     pub loss_tile_tokens: usize,
     /// Where pages live.
@@ -131,6 +135,9 @@ pub struct DoesNotFit {
     /// The smallest plan that was tried.
     pub smallest: Box<Plan>,
 }
+
+/// Left free where the rest of a device is filled with kept activations: libraries load code when it is first used.
+const SPARE_BYTES: u64 = 1 << 30;
 
 /// Logits of a tile stay below this where the tile is not given.
 const TILE_BYTES: u64 = 512 << 20;
@@ -178,7 +185,8 @@ fn too_small(budget: u64, smallest: u64, request: &Request) -> String {
 
 impl Plan {
     /// Decides everything that `request` leaves open, in this order: keep as much of a chunk as fits beside the smallest
-    /// ring of pages, then hold as many pages on the device as there is room for; the rest lives on the host.
+    /// ring of pages, then hold as many pages on the device as there is room for (the rest lives on the host), then keep of other
+    /// chunks what saves most.
     pub fn new(request: &Request, machine: &Machine) -> Result<Self, DoesNotFit> {
         let smallest_budget = request.smallest_budget(machine);
         if let Some(budget) = request.device_budget.filter(|&budget| budget < smallest_budget) {
@@ -247,7 +255,8 @@ impl Plan {
         let shape = request.shape();
         let whole = KvLayout::new(shape, shape.all_frames(), request.prefetch_groups).expect("all frames are enough");
         let (request, machine) = (request.clone(), machine.clone());
-        let mut plan = Self { request, machine, keep, loss_tile_tokens, layout: whole, buffers: Vec::new() };
+        let kept = Kept::default();
+        let mut plan = Self { request, machine, keep, kept, loss_tile_tokens, layout: whole, buffers: Vec::new() };
         plan.buffers = plan.table();
         let frame_bytes = plan.request.frame_bytes(&plan.machine);
         let paged = frame_bytes * whole.num_frames as u64;
@@ -262,7 +271,71 @@ impl Plan {
             plan.layout = KvLayout::new(shape, frames, plan.request.prefetch_groups).expect("at least the smallest ring");
             plan.buffers = plan.table();
         }
+        plan.keep_more();
         plan
+    }
+
+    /// Spends what is left on activations that pass 2 would compute again: attention's outputs, or all that a chunk keeps, of
+    /// the latest chunks, since those attend to most. Of all pairs of counts that fit, the one that saves most FLOP.
+    fn keep_more(&mut self) {
+        let others = self.num_chunks() - 1;
+        let Some(keep) = self.keep.filter(|_| others > 0) else { return };
+        let used = self.device_bytes() + if self.machine.shared { self.bytes(Tier::Host) } else { 0 };
+        let spare = if self.machine.shared { 0 } else { SPARE_BYTES };
+        let left = self.machine.device_memory.saturating_sub(used + spare);
+        let left = match self.request.keep_budget {
+            Some(budget) => budget.min(left),
+            None if self.machine.shared => 0,
+            None => left,
+        };
+        let bytes_of = |kept| {
+            let more = Self { kept, ..self.clone() };
+            more.table().iter().map(|buffer| buffer.bytes).sum::<u64>()
+                - self.buffers.iter().map(|buffer| buffer.bytes).sum::<u64>()
+        };
+        let chunk_bytes = bytes_of(Kept { chunks: 1, attention: 0 });
+        let attention_bytes = bytes_of(Kept { chunks: 0, attention: 1 });
+        let most = |left: u64, bytes: u64, others: usize| left.checked_div(bytes).map_or(0, |n| others.min(n as usize));
+        let pairs = (0..=most(left, chunk_bytes, others)).map(|chunks| {
+            let attention = most(left - chunks as u64 * chunk_bytes, attention_bytes, others - chunks);
+            Kept { chunks, attention }
+        });
+        let saved = pairs.map(|kept| (self.saved_flop(kept, keep), kept));
+        if let Some((_, kept)) = saved.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
+            self.kept = kept;
+            self.buffers = self.table();
+        }
+    }
+
+    /// FLOP of pass 2 that are not done: of the chunks in [`Kept::chunks`] the whole forward, of those in [`Kept::attention`]
+    /// attention's, twice where it would be done once more before the backward.
+    fn saved_flop(&self, kept: Kept, keep: Keep) -> f64 {
+        let (request, model) = (&self.request, &self.request.model);
+        let tokens = chunk_tokens(request) as f64;
+        let linear: usize = param_specs(model).iter().filter(|spec| spec.is_matrix()).map(ParamSpec::len).sum();
+        let attention = |from_end: usize| {
+            let visible = (request.sequence_tokens as f64 - (from_end as f64 + 0.5) * tokens).max(0.0);
+            4.0 * (model.q_width() * model.num_layers) as f64 * visible * tokens
+        };
+        let chunks: f64 = (1..=kept.chunks).map(|chunk| 2.0 * linear as f64 * tokens + attention(chunk)).sum();
+        let times = if keep == Keep::Inputs { 2.0 } else { 1.0 };
+        let further: f64 = (kept.chunks + 1..=kept.chunks + kept.attention).map(attention).sum();
+        chunks + times * further
+    }
+
+    fn num_chunks(&self) -> usize {
+        self.request.sequence_tokens.div_ceil(self.request.chunk_tokens)
+    }
+
+    /// Where the activations of chunk `index` of `num_chunks` are: the last chunk's forward precedes its backward anyhow, those
+    /// before it are kept as far as planned.
+    pub fn place(&self, index: usize, num_chunks: usize) -> Place {
+        let from_end = num_chunks - 1 - index;
+        if from_end <= self.kept.chunks {
+            return Place { set: from_end, attention: None };
+        }
+        let further = from_end - self.kept.chunks - 1;
+        Place { set: 0, attention: (further < self.kept.attention).then_some(further) }
     }
 
     fn table(&self) -> Vec<Buffer> {
@@ -286,7 +359,7 @@ impl Plan {
             }
         }
         let rank = request.lora.as_ref().map(|lora| lora.rank);
-        for (name, dtype, shape) in activation_shapes(model, chunk_tokens(request), self.keep, rank) {
+        for (name, dtype, shape) in activation_shapes(model, chunk_tokens(request), self.keep, rank, self.kept) {
             table.device(&format!("activations.{name}"), dtype.unwrap_or(compute), &shape);
         }
         let tile = self.loss_tile_tokens;
@@ -308,6 +381,19 @@ impl Plan {
             }
         }
         table.buffers
+    }
+
+    /// What is kept of other chunks, in words that go on from what a chunk keeps.
+    pub fn kept_words(&self) -> String {
+        let Kept { chunks, attention } = self.kept;
+        let total = self.num_chunks();
+        let recomputed = total - 1 - chunks;
+        match (chunks, attention) {
+            (0, 0) => String::new(),
+            (chunks, 0) => format!(", {chunks} of {} earlier chunks kept", total - 1),
+            (0, attention) => format!(", attention of {attention} of {recomputed} earlier chunks kept"),
+            _ => format!(", {chunks} of {} earlier chunks kept, attention of {attention} of the others", total - 1),
+        }
     }
 
     fn refusal(&self) -> String {
@@ -419,7 +505,7 @@ impl fmt::Display for Plan {
             writeln!(f, "trained   {trained} beside {all} frozen parameters: rank {} on {}", lora.rank, targets.join(", "))?;
         }
         if let Some(keep) = self.keep {
-            writeln!(f, "keep      {}", format!("{keep:?}").to_lowercase())?;
+            writeln!(f, "keep      {}{}", format!("{keep:?}").to_lowercase(), self.kept_words())?;
         }
         writeln!(f, "pages     {pages}")?;
         let (device, host) = (Bytes(self.device_bytes()), Bytes(self.bytes(Tier::Host)));

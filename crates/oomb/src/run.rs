@@ -118,6 +118,7 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
         prefetch_groups: config.kv.prefetch_groups,
         loss_tile_tokens: config.schedule.loss_tile_tokens,
         device_budget: config.kv.device_budget_bytes,
+        keep_budget: config.schedule.keep_budget_bytes,
         grad_dtype: match config.kv.grad_dtype {
             GradDtype::F32 => DType::F32,
             GradDtype::Bf16 => DType::Bf16,

@@ -22,15 +22,19 @@ pub struct Contribution {
 /// everything and waits for nothing.
 pub fn forward_backward<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk], contribution: Contribution) {
     let (Some((last, earlier)), Some(keep)) = (chunks.split_last(), engine.keep()) else { return };
-    engine.store.begin(training_accesses(chunks, engine.config.num_layers, keep));
+    engine.store.begin(training_accesses(engine, chunks, keep));
 
-    // Pass 1, in order. The last chunk needs none: pass 2 begins with it.
+    // Pass 1, in order. The last chunk needs none: pass 2 begins with it. What memory can hold of the ones before stays.
     for chunk in earlier {
-        forward(engine, chunk, Pass::Fill);
+        forward(engine, chunk, if is_kept(chunk) { Pass::FillAndFinish } else { Pass::Fill });
     }
     // Pass 2, in reverse.
     for chunk in chunks.iter().rev() {
-        forward(engine, chunk, if chunk == last { Pass::FillAndFinish } else { Pass::Recompute });
+        if is_kept(chunk) {
+            engine.rotate(chunk);
+        } else {
+            forward(engine, chunk, if chunk == last { Pass::FillAndFinish } else { Pass::Recompute });
+        }
         head_backward(engine, chunk, contribution.weight);
         for layer in (0..engine.config.num_layers).rev() {
             backward(engine, chunk, layer, keep, contribution.seed);
@@ -45,7 +49,7 @@ pub fn evaluate<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) {
     engine.store.begin(chunks.iter().flat_map(|chunk| (0..layers).map(|layer| chunk.access(layer, Mode::Forward))).collect());
     for chunk in chunks {
         forward(engine, chunk, Pass::FillAndFinish);
-        let hidden = engine.activations.layer(layers - 1, chunk.tokens.len()).output;
+        let hidden = engine.acts(chunk, layers - 1).output;
         let mut head = HeadChunk { losses: engine.losses(chunk), hidden: &hidden, labels: engine.labels(chunk) };
         engine.head.forward(&engine.device, &engine.config, &engine.weights, &mut head);
     }
@@ -57,37 +61,51 @@ pub fn evaluate<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) {
 enum Pass {
     /// Pass 1: fill the cache. No loss, no head, nothing of the last layer but its k, v.
     Fill,
-    /// Pass 2 of the last chunk, or an evaluation: fill the cache and go on to the last layer's output.
+    /// Pass 2 of the last chunk, a chunk that is kept, or an evaluation: fill the cache and go on to the last layer's output.
     FillAndFinish,
     /// Pass 2: the pages hold this chunk's k, v already.
     Recompute,
 }
 
+/// Whether pass 2 finds what pass 1 computed of a chunk.
+fn is_kept(chunk: &Chunk) -> bool {
+    chunk.place.set > 0
+}
+
 /// Every attention call of a training step, in the order in which this file makes them.
-fn training_accesses(chunks: &[Chunk], layers: usize, keep: Keep) -> Vec<Access> {
-    let last = chunks.len() - 1;
-    let fill = chunks[..last].iter().flat_map(|chunk| (0..layers - 1).map(|layer| chunk.access(layer, Mode::Forward)));
-    let differentiate = chunks.iter().rev().flat_map(|chunk| {
-        let forward = (0..layers).map(|layer| chunk.access(layer, Mode::Forward));
-        let backward = (0..layers).rev().flat_map(move |layer| {
-            let again = (keep == Keep::Inputs).then(|| chunk.access(layer, Mode::Forward));
-            again.into_iter().chain([chunk.access(layer, Mode::Backward)])
-        });
-        forward.chain(backward)
-    });
-    fill.chain(differentiate).collect()
+fn training_accesses<B: Backend>(engine: &Engine<B>, chunks: &[Chunk], keep: Keep) -> Vec<Access> {
+    let (last, layers) = (chunks.len() - 1, engine.config.num_layers);
+    let kept = |chunk: &Chunk, layer| engine.activations.keeps_attention(chunk.place, layer);
+    let mut accesses = Vec::new();
+    for chunk in &chunks[..last] {
+        let filled = if is_kept(chunk) { layers } else { layers - 1 };
+        accesses.extend((0..filled).map(|layer| chunk.access(layer, Mode::Forward)));
+    }
+    for chunk in chunks.iter().rev() {
+        let again = (0..layers).filter(|&layer| !is_kept(chunk) && !kept(chunk, layer));
+        accesses.extend(again.map(|layer| chunk.access(layer, Mode::Forward)));
+        for layer in (0..layers).rev() {
+            let again = keep == Keep::Inputs && !kept(chunk, layer);
+            accesses.extend(again.then(|| chunk.access(layer, Mode::Forward)));
+            accesses.push(chunk.access(layer, Mode::Backward));
+        }
+    }
+    accesses
 }
 
 fn forward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, pass: Pass) {
     let layers = engine.config.num_layers;
+    engine.rotate(chunk);
     engine.embed(chunk);
     for layer in 0..layers {
         project(engine, chunk, layer, pass != Pass::Recompute);
         if pass == Pass::Fill && layer == layers - 1 {
             return;
         }
-        attend(engine, chunk, layer);
-        let mut acts = engine.activations.layer(layer, chunk.tokens.len());
+        if pass != Pass::Recompute || !engine.activations.keeps_attention(chunk.place, layer) {
+            attend(engine, chunk, layer);
+        }
+        let mut acts = engine.acts(chunk, layer);
         let weights = &engine.weights.layers[layer];
         layer::expand(&engine.device, &engine.config, weights, &mut acts);
         layer::contract(&engine.device, weights, &mut acts);
@@ -95,7 +113,7 @@ fn forward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, pass: Pass) {
 }
 
 fn project<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, append: bool) {
-    let mut acts = engine.activations.layer(layer, chunk.tokens.len());
+    let mut acts = engine.acts(chunk, layer);
     let new = append.then(|| engine.store.append(layer, chunk.own_pages.clone()));
     let pages = new.as_deref().map(|refs| Pages { slab: engine.store.slab(), refs });
     layer::project(&engine.device, &engine.config, &engine.weights.layers[layer], &mut acts, pages);
@@ -105,7 +123,7 @@ fn project<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, appe
 }
 
 fn attend<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize) {
-    let mut acts = engine.activations.layer(layer, chunk.tokens.len());
+    let mut acts = engine.acts(chunk, layer);
     let first = engine.first(chunk);
     while let Some(group) = engine.store.next_group() {
         let kv = Pages { slab: engine.store.slab(), refs: &group.kv };
@@ -116,7 +134,7 @@ fn attend<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize) {
 
 fn head_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, weight: f32) {
     let tokens = chunk.tokens.len();
-    let hidden = engine.activations.layer(engine.config.num_layers - 1, tokens).output;
+    let hidden = engine.acts(chunk, engine.config.num_layers - 1).output;
     let mut head = HeadChunk { losses: engine.losses(chunk), hidden: &hidden, labels: engine.labels(chunk) };
     let mut d = engine.activations.gradients(tokens);
     let Engine { device, config, weights, grads: Some(grads), .. } = engine else { return };
@@ -129,10 +147,10 @@ fn backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, kee
     if keep < Keep::All {
         project(engine, chunk, layer, false);
     }
-    if keep < Keep::Attention {
+    if keep < Keep::Attention && !engine.activations.keeps_attention(chunk.place, layer) {
         attend(engine, chunk, layer);
     }
-    let mut acts = engine.activations.layer(layer, tokens);
+    let mut acts = engine.acts(chunk, layer);
     let mut d = engine.activations.gradients(tokens);
     let first = engine.first(chunk);
     let Engine { device, config, weights, grads: Some(grads), .. } = &mut *engine else { return };

@@ -53,6 +53,7 @@ fn loss(files: &ModelFiles, name: &str) -> f64 {
         prefetch_groups: 1,
         loss_tile_tokens: None,
         device_budget: None,
+        keep_budget: None,
         grad_dtype: DType::F32,
         lora: None,
         training: None,

@@ -48,6 +48,7 @@ fn the_issue_s_example_reads_as_written() {
         [schedule]
         chunk_tokens = 2048
         keep = "auto"
+        keep_budget = "auto"
         [kv]
         page_tokens = 128
         selection = "all"
@@ -131,7 +132,7 @@ fn key_of_another_section() {
 
 #[test]
 fn unknown_key_near_nothing() {
-    insta::assert_snapshot!(refuse(&with("schedule", "zzz = 1")), @"emma.toml: unknown key `schedule.zzz`; [schedule] has chunk_tokens, keep, loss_tile_tokens");
+    insta::assert_snapshot!(refuse(&with("schedule", "zzz = 1")), @"emma.toml: unknown key `schedule.zzz`; [schedule] has chunk_tokens, keep, keep_budget, loss_tile_tokens");
 }
 
 #[test]
@@ -203,7 +204,7 @@ proptest! {
     fn no_value_panics(
         key in prop::sample::select(vec![
             "model.preset", "model.path", "model.rope_scaling", "data.train", "data.validation", "data.sequence_tokens",
-            "data.tokenizer", "data.sequences_per_step", "schedule.chunk_tokens", "schedule.keep", "schedule.loss_tile_tokens",
+            "data.tokenizer", "data.sequences_per_step", "schedule.chunk_tokens", "schedule.keep", "schedule.keep_budget", "schedule.loss_tile_tokens",
             "kv.page_tokens", "kv.selection", "kv.grad_dtype", "kv.device_budget", "kv.group_pages", "kv.prefetch_groups",
             "optimizer.lr", "optimizer.betas", "optimizer.clip_norm", "optimizer.warmup_steps", "run.out", "run.steps",
             "run.seed", "run.device", "run.threads",

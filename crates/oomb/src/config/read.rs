@@ -12,7 +12,7 @@ pub(super) const KEYS: [(&str, &[&str]); 7] = [
     ("model", &["preset", "path", "rope_scaling"]),
     ("lora", &["path", "rank", "alpha", "rslora", "target_modules", "dropout"]),
     ("data", &["train", "validation", "sequence_tokens", "tokenizer", "sequences_per_step"]),
-    ("schedule", &["chunk_tokens", "keep", "loss_tile_tokens"]),
+    ("schedule", &["chunk_tokens", "keep", "keep_budget", "loss_tile_tokens"]),
     ("kv", &["page_tokens", "selection", "grad_dtype", "device_budget", "group_pages", "prefetch_groups"]),
     (
         "optimizer",

@@ -1,5 +1,5 @@
-//! The buffers of one chunk's activations and their gradients: what each layer keeps for its backward, and what all
-//! layers share.
+//! The buffers of a chunk's activations and their gradients: what each layer keeps for its backward, what all layers
+//! share, and what free memory keeps of more chunks than the one in work.
 
 use super::config::ModelConfig;
 use super::projection::AdapterBuffers;
@@ -18,12 +18,34 @@ pub enum Keep {
     All,
 }
 
+/// What is kept of other chunks than the one in work, so that pass 2 need not compute it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// Chunks that pass 1 leaves all their [`Keep`] buffers of.
+    pub chunks: usize,
+    /// Further chunks of which it leaves attention's outputs, of every layer but the last.
+    pub attention: usize,
+}
+
+/// Where a chunk's activations are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place {
+    /// Which set of buffers: 0 for chunks whose forward directly precedes their backward, others keep theirs from pass 1.
+    pub set: usize,
+    /// Where its attention outputs are kept, if they are.
+    pub attention: Option<usize>,
+}
+
 /// One buffer: name, dtype (`None`: the device's compute dtype), elements per token, and from which [`Keep`] on every
 /// layer has its own.
 type Buffer = (&'static str, Option<DType>, usize, Option<Keep>);
 
 const INPUT: &str = "input";
 const FINAL: &str = "output";
+const ATTENDED: &str = "attended";
+const LSE: &str = "lse";
+const KEPT_ATTENDED: &str = "kept_attended";
+const KEPT_LSE: &str = "kept_lse";
 const ADAPTER_HIDDEN: &str = "adapter_hidden";
 const D_ADAPTER_HIDDEN: &str = "d_adapter_hidden";
 
@@ -39,8 +61,8 @@ fn buffers(config: &ModelConfig, train: bool, rank: Option<usize>) -> Vec<Buffer
         ("attention_rstd", f32, 1, Some(Keep::All)),
         ("qkv", None, qkv, Some(Keep::All)),
         ("q", None, q, Some(Keep::All)),
-        ("attended", None, q, Some(Keep::Attention)),
-        ("lse", f32, h, Some(Keep::Attention)),
+        (ATTENDED, None, q, Some(Keep::Attention)),
+        (LSE, f32, h, Some(Keep::Attention)),
         ("middle", None, d, Some(Keep::All)),
         ("mlp_normed", None, d, Some(Keep::All)),
         ("mlp_rstd", f32, 1, Some(Keep::All)),
@@ -65,21 +87,38 @@ fn buffers(config: &ModelConfig, train: bool, rank: Option<usize>) -> Vec<Buffer
     buffers
 }
 
-/// Names, dtypes (`None`: the compute dtype) and shapes of a chunk's buffers: `[copies, T, width]`.
+/// A buffer's name, dtype (`None`: the compute dtype) and shape: `[copies, T, width]`.
+pub type ActivationShape = (&'static str, Option<DType>, [usize; 3]);
+
+/// All buffers for chunks of `chunk_tokens`.
 pub fn activation_shapes(
     config: &ModelConfig,
     chunk_tokens: usize,
     keep: Option<Keep>,
     rank: Option<usize>,
-) -> Vec<(&'static str, Option<DType>, [usize; 3])> {
-    let train = keep.is_some();
-    buffers(config, train, rank)
+    kept: Kept,
+) -> Vec<ActivationShape> {
+    let (layers, sets) = (config.num_layers, 1 + kept.chunks);
+    let mut shapes: Vec<ActivationShape> = buffers(config, keep.is_some(), rank)
         .into_iter()
         .map(|(name, dtype, width, from)| {
-            let kept = keep.zip(from).is_some_and(|(keep, from)| keep >= from);
-            (name, dtype, [if kept { config.num_layers } else { 1 }, chunk_tokens, width])
+            let by_layer = keep.zip(from).is_some_and(|(keep, from)| keep >= from);
+            let copies = if by_layer {
+                layers * sets
+            } else if name == FINAL {
+                sets
+            } else {
+                1
+            };
+            (name, dtype, [copies, chunk_tokens, width])
         })
-        .collect()
+        .collect();
+    let copies = kept.attention * (layers - 1);
+    if copies > 0 {
+        shapes.push((KEPT_ATTENDED, None, [copies, chunk_tokens, config.q_width()]));
+        shapes.push((KEPT_LSE, Some(DType::F32), [copies, chunk_tokens, config.num_heads]));
+    }
+    shapes
 }
 
 /// A layer's buffers, `t` rows of each. A buffer that is not kept is the same for all layers.
@@ -134,12 +173,13 @@ pub struct Gradients<B: Backend> {
     pub delta: Tensor<B>,
 }
 
-/// All buffers of a chunk.
+/// All buffers of chunks.
 pub struct Activations<B: Backend> {
     config: ModelConfig,
     rank: Option<usize>,
     /// What the layers keep; `None` where there is no backward.
     pub keep: Option<Keep>,
+    sets: usize,
     buffers: Vec<(&'static str, Tensor<B>)>,
 }
 
@@ -149,22 +189,51 @@ impl<B: Backend> Activations<B> {
         config: &ModelConfig,
         keep: Option<Keep>,
         rank: Option<usize>,
+        kept: Kept,
         mut take: impl FnMut(&'static str) -> Tensor<B>,
     ) -> Self {
-        let names = buffers(config, keep.is_some(), rank).into_iter().map(|(name, ..)| name);
-        Self { config: config.clone(), rank, keep, buffers: names.map(|name| (name, take(name))).collect() }
+        let names = activation_shapes(config, 1, keep, rank, kept).into_iter().map(|(name, ..)| name);
+        let buffers = names.map(|name| (name, take(name))).collect();
+        Self { config: config.clone(), rank, keep, sets: 1 + kept.chunks, buffers }
     }
 
-    fn rows(&self, name: &str, layer: usize, tokens: usize) -> Tensor<B> {
+    fn buffer(&self, name: &str) -> &Tensor<B> {
         let found = self.buffers.iter().find(|(known, _)| *known == name);
         let (_, buffer) = found.unwrap_or_else(|| panic!("no activation buffer {name}"));
-        buffer.index(layer % buffer.rows()).narrow(0..tokens)
+        buffer
+    }
+
+    /// Rows of a layer in a set, as far as the buffer knows layers and sets.
+    fn rows(&self, name: &str, place: Place, layer: usize, tokens: usize) -> Tensor<B> {
+        let buffer = self.buffer(name);
+        let copy = match buffer.rows() {
+            1 => 0,
+            copies if copies == self.sets => place.set,
+            copies => place.set * (copies / self.sets) + layer,
+        };
+        buffer.index(copy).narrow(0..tokens)
+    }
+
+    /// Whether the chunk's attention output in `layer` is still there in pass 2.
+    pub fn keeps_attention(&self, place: Place, layer: usize) -> bool {
+        place.attention.is_some() && layer + 1 < self.config.num_layers
+    }
+
+    /// Rows of attention's output or log-sum-exp: in their own place where they are kept.
+    fn attention_rows(&self, name: &str, place: Place, layer: usize, tokens: usize) -> Tensor<B> {
+        match place.attention {
+            Some(index) if self.keeps_attention(place, layer) => {
+                let kept = self.buffer(if name == ATTENDED { KEPT_ATTENDED } else { KEPT_LSE });
+                kept.index(index * (self.config.num_layers - 1) + layer).narrow(0..tokens)
+            }
+            _ => self.rows(name, place, layer, tokens),
+        }
     }
 
     /// The buffers of `layer` for a chunk of `tokens` tokens.
-    pub fn layer(&self, layer: usize, tokens: usize) -> LayerActivations<B> {
+    pub fn layer(&self, place: Place, layer: usize, tokens: usize) -> LayerActivations<B> {
         let (heads, dim) = (self.config.num_heads, self.config.head_dim);
-        let rows = |name| self.rows(name, layer, tokens);
+        let rows = |name| self.rows(name, place, layer, tokens);
         let by_head = |name| rows(name).reshape(&[tokens, heads, dim]);
         let vector = |name| rows(name).reshape(&[tokens]);
         let last = layer + 1 == self.config.num_layers;
@@ -172,13 +241,13 @@ impl<B: Backend> Activations<B> {
         let adapters = self.rank.map(|_| AdapterBuffers { hidden: rows(ADAPTER_HIDDEN), d_hidden: d_adapter_hidden.map(rows) });
         LayerActivations {
             input: rows(INPUT),
-            output: if last { rows(FINAL) } else { self.rows(INPUT, layer + 1, tokens) },
+            output: if last { rows(FINAL) } else { self.rows(INPUT, place, layer + 1, tokens) },
             attention_normed: rows("attention_normed"),
             attention_rstd: vector("attention_rstd"),
             qkv: rows("qkv"),
             q: by_head("q"),
-            attended: by_head("attended"),
-            lse: rows("lse"),
+            attended: self.attention_rows(ATTENDED, place, layer, tokens).reshape(&[tokens, heads, dim]),
+            lse: self.attention_rows(LSE, place, layer, tokens),
             middle: rows("middle"),
             mlp_normed: rows("mlp_normed"),
             mlp_rstd: vector("mlp_rstd"),
@@ -192,7 +261,7 @@ impl<B: Backend> Activations<B> {
 
     /// The shared gradients for a chunk of `tokens` tokens.
     pub fn gradients(&self, tokens: usize) -> Gradients<B> {
-        let rows = |name| self.rows(name, 0, tokens);
+        let rows = |name| self.rows(name, Place::default(), 0, tokens);
         Gradients {
             d_hidden: rows("d_hidden"),
             d_normed: rows("d_normed"),

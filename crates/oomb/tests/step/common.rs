@@ -81,6 +81,8 @@ pub struct Setting {
     pub prefetch_groups: usize,
     pub loss_tile_tokens: Option<usize>,
     pub grad_dtype: DType,
+    /// For activations of more than one chunk.
+    pub keep_budget: u64,
 }
 
 pub const PAGE: usize = 4;
@@ -95,6 +97,7 @@ impl Default for Setting {
             prefetch_groups: 1,
             loss_tile_tokens: None,
             grad_dtype: DType::F32,
+            keep_budget: 0,
         }
     }
 }
@@ -111,6 +114,7 @@ pub fn request(model: &ModelConfig, setting: Setting, sequence_tokens: usize, se
         prefetch_groups: setting.prefetch_groups,
         loss_tile_tokens: setting.loss_tile_tokens,
         device_budget: None,
+        keep_budget: Some(setting.keep_budget),
         grad_dtype: setting.grad_dtype,
         lora: None,
         training: Some(Training { keep: Some(setting.keep), optimizer: true }),

@@ -42,6 +42,7 @@ fn nothing_but_rounding_changes_the_result() {
                             prefetch_groups,
                             group_pages: 1 + random.below(4),
                             loss_tile_tokens: Some(1 + random.below(9)),
+                            keep_budget: [0, 1 << 14, 1 << 16, 1 << 30][random.below(4)],
                             ..Setting::default()
                         };
                         let got = run(setting, Real::F32);
@@ -115,6 +116,34 @@ fn delays_and_poison_change_no_bit() {
             }
         }
     }
+}
+
+/// What is kept of more chunks than one is what would be computed again.
+#[test]
+fn kept_activations_change_no_bit() {
+    let mut random = Random::fresh("kept_activations_change_no_bit");
+    let model = model(Family::Qwen3);
+    let weights = random.bits();
+    let sequences = [sequence(&mut random, 47, 37, &[0]), sequence(&mut random, 31, 37, &[0, 20])];
+    let mut seen = Vec::new();
+    for (keep, frames) in [(Keep::Inputs, None), (Keep::Attention, Some(0)), (Keep::All, Some(14))] {
+        let run = |keep_budget: u64| {
+            let setting = Setting { chunk_tokens: 8, keep, frames, keep_budget, ..Setting::default() };
+            let device = Cpu::new(CpuOptions { poison: Poison::On, ..CpuOptions::default() });
+            let mut engine = engine(&device, &request(&model, setting, 47, 2), setting.frames, Selection::All, weights);
+            (engine.plan.kept, outcome(&mut engine, &sequences))
+        };
+        let (none, plain) = run(0);
+        assert_eq!((none.chunks, none.attention), (0, 0));
+        for keep_budget in [3 << 10, 10 << 10, 30 << 10, 100 << 10, 1 << 20] {
+            let (kept, other) = run(keep_budget);
+            assert_eq!(plain.loss.to_bits(), other.loss.to_bits(), "{keep:?} {kept:?}");
+            assert!(plain.grads == other.grads, "{keep:?} {kept:?}");
+            seen.push((kept.chunks, kept.attention));
+        }
+    }
+    assert!(seen.iter().any(|&(chunks, attention)| chunks > 0 && chunks < 5 && attention > 0), "{seen:?}");
+    assert!(seen.contains(&(5, 0)) && seen.iter().any(|&(chunks, attention)| chunks == 0 && attention > 0), "{seen:?}");
 }
 
 /// The last document's gradient does not depend on the documents before it, nor the first one's loss on those after.

@@ -3,7 +3,7 @@
 use crate::common::*;
 use oomb::engine::{Engine, machine};
 use oomb::kv::select::Selection;
-use oomb::model::activations::Keep;
+use oomb::model::activations::{Keep, Kept};
 use oomb::model::config::Family;
 use oomb::plan::{Machine, Plan, Request, Tier, Training};
 use oomb_device::cpu::{Cpu, CpuOptions, Real};
@@ -14,18 +14,19 @@ fn planned_bytes_are_allocated_bytes() {
     for (family, real, compute_dtype) in
         [(Family::Llama, Real::F32, DType::F32), (Family::Qwen2, Real::F32, DType::Bf16), (Family::Qwen3, Real::F64, DType::F32)]
     {
-        for (tokens, chunk_tokens, keep, frames, grad_dtype) in [
-            (2, 4, Keep::All, None, DType::F32),
-            (45, 8, Keep::Inputs, Some(0), DType::F32),
-            (45, 8, Keep::Attention, Some(13), DType::Bf16),
-            (301, 64, Keep::All, None, DType::F32),
+        for (tokens, chunk_tokens, keep, frames, grad_dtype, keep_budget) in [
+            (2, 4, Keep::All, None, DType::F32, 0),
+            (45, 8, Keep::Inputs, Some(0), DType::F32, 30 << 10),
+            (45, 8, Keep::Attention, Some(13), DType::Bf16, 0),
+            (301, 64, Keep::All, None, DType::F32, 1 << 20),
         ] {
             let device = Cpu::new(CpuOptions { real, compute_dtype, ..CpuOptions::default() });
-            let setting = Setting { chunk_tokens, keep, frames, grad_dtype, ..Setting::default() };
+            let setting = Setting { chunk_tokens, keep, frames, grad_dtype, keep_budget, ..Setting::default() };
             let engine = engine(&device, &request(&model(family), setting, tokens, 2), frames, Selection::All, 1);
             let what = format!("{family:?} {tokens} {setting:?}");
             assert_eq!(engine.plan.bytes(Tier::Device), device.device_bytes(), "{what}");
             assert_eq!(engine.plan.bytes(Tier::Host), device.pinned_bytes(), "{what}");
+            assert_eq!(engine.plan.kept != Kept::default(), keep_budget > 0, "{what}");
             assert_eq!(frames.is_some(), device.pinned_bytes() > 0, "{what}");
             drop(engine);
             // What is still enqueued holds its memory.
@@ -73,6 +74,7 @@ fn large(sequence_tokens: usize, optimizer: bool) -> Request {
         prefetch_groups: 2,
         loss_tile_tokens: None,
         device_budget: None,
+        keep_budget: None,
         grad_dtype: DType::Bf16,
         lora: None,
         training: Some(Training { keep: None, optimizer }),

@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Device memory for pages and their gradients; what is left where nothing is said
     #[arg(long, value_parser = bytes)]
     device_budget: Option<u64>,
+    /// Device memory for activations of more chunks than one; what is left where nothing is said
+    #[arg(long, value_parser = bytes)]
+    keep_budget: Option<u64>,
     /// Tokens that each one sees at most; all earlier ones where nothing is said
     #[arg(long, value_parser = tokens)]
     window: Option<usize>,
@@ -132,6 +135,7 @@ impl Args {
             prefetch_groups: self.prefetch_groups,
             loss_tile_tokens: self.loss_tile_tokens,
             device_budget: self.device_budget,
+            keep_budget: self.keep_budget,
             grad_dtype: self.grad_dtype.dtype(),
             lora: None,
             training: Some(Training { keep, optimizer: self.optimizer == Optimizer::Adamw }),
@@ -162,7 +166,8 @@ fn lines(report: &StepReport) -> String {
     [
         format!("device           {} ({})", report.device, report.hardware),
         format!("step             {} x {} tokens", request.sequences_per_step, format_count(request.sequence_tokens as u64)),
-        format!("chunk            {} tokens, keep {keep}, pages {pages}", format_count(request.chunk_tokens as u64)),
+        format!("chunk            {} tokens, keep {keep}{}", format_count(request.chunk_tokens as u64), plan.kept_words()),
+        format!("pages            {pages}"),
         format!("tokens/s         {} (min {}, max {})", count(median), count(slowest), count(fastest)),
         format!("model FLOP/s     {rate:.2} TFLOP/s, of the ceiling {share}"),
         format!("device memory    planned {}, allocated {}{in_use}", Bytes(plan.device_bytes()), Bytes(allocated)),
