@@ -7,10 +7,12 @@
 mod error;
 mod header;
 mod read;
+mod tensors;
 mod write;
 
 pub use error::{Error, Result};
 pub use read::{Checkpoint, Values};
+pub use tensors::{Sum, TensorFile, TensorWriter};
 pub use write::{DEFAULT_MAX_SHARD_BYTES, Export, WeightType, tokenizer_files, write};
 
 const CONFIG: &str = "config.json";

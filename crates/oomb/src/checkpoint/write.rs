@@ -2,15 +2,14 @@
 //!
 //! The folder appears under its name complete or not at all: it is written beside it, synced, and renamed.
 
-use super::header::{self, FileType};
+use super::header::FileType;
+use super::tensors::{Sum, TensorWriter};
 use super::{CONFIG, Error, INDEX, Result, SINGLE};
 use crate::model::config::ModelConfig;
 use crate::model::families::to_config_json;
 use crate::model::params::{ParamSpec, param_specs};
-use half::bf16;
 use serde_json::{Map, Value, json};
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// As transformers does.
@@ -39,7 +38,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    fn file_type(self) -> FileType {
+    pub(super) fn file_type(self) -> FileType {
         match self {
             Self::Bf16 => FileType::Bf16,
             Self::F32 => FileType::F32,
@@ -75,14 +74,18 @@ pub fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Writes the folder `out`. `values` returns the values of a parameter, row-major; it is called once for each of
-/// [`param_specs`], in order.
+/// [`param_specs`], in order. Returns the names of the weight files with their sums.
 ///
 /// # Errors
 /// If `out` exists and is not an empty folder, if the disk refuses, or if `values` fails; `out` is then as it was.
 ///
 /// # Panics
 /// If `values` returns another number of values than the parameter has.
-pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
+pub fn write(
+    out: &Path,
+    export: &Export<'_>,
+    values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>,
+) -> Result<Vec<(PathBuf, Sum)>> {
     check_free(out)?;
     let parent = match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -92,10 +95,11 @@ pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> 
     std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     let partial = parent.join(format!(".{}.partial-{}", name.to_string_lossy(), std::process::id()));
     std::fs::create_dir(&partial).map_err(Error::io("create", &partial))?;
-    let written = write_into(&partial, export, values).and_then(|()| {
+    let written = write_into(&partial, export, values).and_then(|sums| {
         sync(&partial)?;
         std::fs::rename(&partial, out).map_err(Error::io("rename the finished export to", out))?;
-        sync(parent)
+        sync(parent)?;
+        Ok(sums)
     });
     if written.is_err() {
         // The first error is the one to report.
@@ -122,7 +126,11 @@ fn sync(path: &Path) -> Result<()> {
     File::open(path).and_then(|file| file.sync_all()).map_err(Error::io("sync", path))
 }
 
-fn write_into(folder: &Path, export: &Export<'_>, mut values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
+fn write_into(
+    folder: &Path,
+    export: &Export<'_>,
+    mut values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>,
+) -> Result<Vec<(PathBuf, Sum)>> {
     let specs = param_specs(export.config);
     let tensors: Vec<Tensor> = specs.iter().flat_map(tensors_of).collect();
     let shards = plan_shards(&tensors, export);
@@ -137,22 +145,24 @@ fn write_into(folder: &Path, export: &Export<'_>, mut values: impl FnMut(&ParamS
         sync(&copy)?;
     }
     let mut shards = shards.iter();
-    let mut open: Option<ShardFile> = None;
+    let mut open: Option<TensorWriter> = None;
+    let mut sums = Vec::new();
     for spec in &specs {
         let values = values(spec)?;
         assert_eq!(values.len(), spec.len(), "values of {:?}", spec.id);
         let row_len = spec.len() / spec.shape[0];
         for (_, rows) in &spec.sources {
-            if open.as_ref().is_none_or(|shard| shard.remaining == 0) {
-                finish(open.take())?;
+            if open.as_ref().is_none_or(|shard| shard.remaining() == 0) {
+                finish(open.take(), &mut sums)?;
                 let shard = shards.next().expect("the shards hold every tensor");
-                open = Some(ShardFile::create(folder, shard, &tensors, export.weights)?);
+                open = Some(shard.create(folder, &tensors, export.weights)?);
             }
             let shard = open.as_mut().expect("just opened");
-            shard.push(&values[rows.start * row_len..rows.end * row_len], export.weights)?;
+            shard.push(&values[rows.start * row_len..rows.end * row_len])?;
         }
     }
-    finish(open)
+    finish(open, &mut sums)?;
+    Ok(sums)
 }
 
 /// A tensor as the checkpoint names it.
@@ -172,6 +182,14 @@ fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
 struct Shard {
     file_name: String,
     tensors: std::ops::Range<usize>,
+}
+
+impl Shard {
+    fn create(&self, folder: &Path, tensors: &[Tensor], weights: WeightType) -> Result<TensorWriter> {
+        let held = tensors[self.tensors.clone()].iter();
+        let held: Vec<(&str, &[usize])> = held.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
+        TensorWriter::create(&folder.join(&self.file_name), &held, weights)
+    }
 }
 
 fn tensor_bytes(tensor: &Tensor, weights: WeightType) -> u64 {
@@ -214,45 +232,9 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
     sync(path)
 }
 
-/// A weight file being written.
-struct ShardFile {
-    path: PathBuf,
-    file: BufWriter<File>,
-    /// Tensors still to come.
-    remaining: usize,
-}
-
-impl ShardFile {
-    fn create(folder: &Path, shard: &Shard, tensors: &[Tensor], weights: WeightType) -> Result<Self> {
-        let path = folder.join(&shard.file_name);
-        let held: Vec<(&str, &[usize])> =
-            tensors[shard.tensors.clone()].iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
-        let mut file = BufWriter::new(File::create(&path).map_err(Error::io("create", &path))?);
-        file.write_all(&header::build(&held, &weights.file_type())).map_err(Error::io("write", &path))?;
-        Ok(Self { path, file, remaining: held.len() })
-    }
-
-    fn push(&mut self, values: &[f32], weights: WeightType) -> Result<()> {
-        // Converted in pieces, so that no second copy of a large parameter exists.
-        const PIECE: usize = 1 << 20;
-        for piece in values.chunks(PIECE) {
-            let written = match weights {
-                WeightType::F32 => self.file.write_all(bytemuck::cast_slice(piece)),
-                WeightType::Bf16 => {
-                    let rounded: Vec<bf16> = piece.iter().map(|&value| bf16::from_f32(value)).collect();
-                    self.file.write_all(bytemuck::cast_slice(&rounded))
-                }
-            };
-            written.map_err(Error::io("write", &self.path))?;
-        }
-        self.remaining -= 1;
-        Ok(())
-    }
-}
-
-fn finish(shard: Option<ShardFile>) -> Result<()> {
+fn finish(shard: Option<TensorWriter>, sums: &mut Vec<(PathBuf, Sum)>) -> Result<()> {
     let Some(shard) = shard else { return Ok(()) };
-    let path = shard.path;
-    let file = shard.file.into_inner().map_err(|error| Error::io("write", &path)(error.into_error()))?;
-    file.sync_all().map_err(Error::io("sync", &path))
+    let (path, sum) = shard.finish()?;
+    sums.push((path.file_name().unwrap_or(path.as_os_str()).into(), sum));
+    Ok(())
 }

@@ -1,27 +1,34 @@
 //! `oomb export`: a run's model as a Hugging Face folder.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, ValueEnum};
 use oomb::checkpoint::{self, Checkpoint, Export, Values, WeightType};
 use oomb::config::parse_bytes;
 use oomb::model::params::{ParamSpec, param_specs};
 use oomb::run_folder::MODEL_FOLDER;
+use oomb::state::Checkpoints;
 use std::path::PathBuf;
 
-/// Write the model of a finished run as a Hugging Face folder: config, safetensors, tokenizer files.
+/// Write the model of a run as a Hugging Face folder: config, safetensors, tokenizer files.
 ///
-/// Weights are sharded with an index where they are large. The folder must be new.
+/// Of a run that is not finished, the newest intact checkpoint is taken. Weights are sharded with an index where they are
+/// large. The folder must be new.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb export --run runs/emma --out models/emma
-  oomb export --run runs/emma --out models/emma-bf16 --dtype bf16")]
+  oomb export --run runs/emma --out models/emma-bf16 --dtype bf16
+  oomb export --run runs/emma --out models/emma-best --checkpoint best
+  oomb export --run runs/emma --out models/emma-100 --checkpoint step-100")]
 pub(crate) struct Args {
-    /// Folder of a finished run
+    /// Folder of the run
     #[arg(long)]
     run: PathBuf,
     /// Folder to make
     #[arg(long)]
     out: PathBuf,
+    /// A checkpoint instead of the finished model: best (by validation loss) or step-N
+    #[arg(long, value_name = "best|step-N")]
+    checkpoint: Option<String>,
     /// Type of the weights; as the run has them where nothing is said
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
@@ -45,13 +52,13 @@ fn shard_bytes(text: &str) -> Result<u64, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let folder = args.run.join(MODEL_FOLDER);
-    ensure!(folder.is_dir(), "{} holds no finished model: there is no {}", args.run.display(), folder.display());
+    let (folder, own_type) = source(args)?;
     let model = Checkpoint::open(&folder)?;
-    let weights = match args.dtype {
-        Some(Dtype::F32) => WeightType::F32,
-        Some(Dtype::Bf16) => WeightType::Bf16,
-        None => stored_type(&model)?,
+    let weights = match (args.dtype, own_type) {
+        (Some(Dtype::F32), _) => WeightType::F32,
+        (Some(Dtype::Bf16), _) => WeightType::Bf16,
+        (None, Some(own_type)) => own_type,
+        (None, None) => stored_type(&model)?,
     };
     let files = checkpoint::tokenizer_files(&folder);
     let export = Export {
@@ -64,6 +71,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     checkpoint::write(&args.out, &export, |spec| parameter(&model, spec))?;
     println!("{}", args.out.display());
     Ok(())
+}
+
+/// The folder of the weights to export and, where they are a checkpoint's, the type in which its run computes.
+fn source(args: &Args) -> Result<(PathBuf, Option<WeightType>)> {
+    let (model, checkpoints) = (args.run.join(MODEL_FOLDER), Checkpoints::of(&args.run));
+    let checkpoint = match &args.checkpoint {
+        Some(name) => checkpoints.named(name)?,
+        None if model.is_dir() => return Ok((model, None)),
+        None => {
+            let newest = checkpoints.newest()?;
+            for damaged in newest.damaged {
+                eprintln!("note: {damaged}; it is not used");
+            }
+            let missing = || format!("{} holds neither a finished model nor a checkpoint", args.run.display());
+            newest.checkpoint.with_context(missing)?
+        }
+    };
+    eprintln!("note: exporting checkpoint {}", checkpoint.name());
+    let own_type = if checkpoint.saved.compute_dtype == "bf16" { WeightType::Bf16 } else { WeightType::F32 };
+    Ok((checkpoint.weights(), Some(own_type)))
 }
 
 /// The type in which the run saved its weights.
