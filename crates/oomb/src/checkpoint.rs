@@ -13,7 +13,7 @@ mod write;
 pub use error::{Error, Result};
 pub use read::{Checkpoint, Values};
 pub use tensors::{Sum, TensorFile, TensorWriter};
-pub use write::{DEFAULT_MAX_SHARD_BYTES, Export, WeightType, tokenizer_files, write};
+pub use write::{DEFAULT_MAX_SHARD_BYTES, Export, WeightType, tokenizer_files, write, write_summed};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";

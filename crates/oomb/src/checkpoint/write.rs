@@ -74,14 +74,25 @@ pub fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Writes the folder `out`. `values` returns the values of a parameter, row-major; it is called once for each of
-/// [`param_specs`], in order. Returns the names of the weight files with their sums.
+/// [`param_specs`], in order.
 ///
 /// # Errors
 /// If `out` exists and is not an empty folder, if the disk refuses, or if `values` fails; `out` is then as it was.
 ///
 /// # Panics
 /// If `values` returns another number of values than the parameter has.
-pub fn write(
+pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
+    write_summed(out, export, values).map(drop)
+}
+
+/// [`write`], returning the names of the weight files with their sums.
+///
+/// # Errors
+/// As [`write`].
+///
+/// # Panics
+/// As [`write`].
+pub fn write_summed(
     out: &Path,
     export: &Export<'_>,
     values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>,

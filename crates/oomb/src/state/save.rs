@@ -83,7 +83,7 @@ impl Checkpoints {
 
 fn write_into(folder: &Path, contents: &Contents<'_>, source: &mut dyn Source) -> Result<()> {
     let export = Export { weights: WeightType::F32, ..contents.export.clone() };
-    let weights = checkpoint::write(&folder.join(WEIGHTS_FOLDER), &export, |spec| source.weights(spec))?;
+    let weights = checkpoint::write_summed(&folder.join(WEIGHTS_FOLDER), &export, |spec| source.weights(spec))?;
     let mut known: Vec<(PathBuf, Sum)> =
         weights.into_iter().map(|(name, sum)| (Path::new(WEIGHTS_FOLDER).join(name), sum)).collect();
     let (_, sum) = write_moments(&folder.join(OPTIMIZER_FILE), &param_specs(export.config), source)?;
