@@ -18,7 +18,9 @@ use std::process::ExitCode;
 /// Train large language models on contexts of a million tokens and more on one GPU.
 #[derive(Parser)]
 #[command(name = "oomb", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted by SIGINT and SIGTERM, with everything saved.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted by SIGINT and SIGTERM, with everything saved."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,

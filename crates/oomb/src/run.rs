@@ -16,11 +16,11 @@ use crate::plan::{Machine, Plan, Request, Training};
 use crate::train::{self, LossSum, StepLoss, Update};
 pub use error::{Error, Result};
 pub use load::{ModelFiles, load_weights, save_weights};
-pub use training::Run;
 use oomb_device::ops::optim::AdamW;
 use oomb_device::{Backend, DType};
 use std::path::PathBuf;
 use std::time::Duration;
+pub use training::Run;
 
 /// What one optimizer step did.
 #[derive(Debug, Clone, Copy, PartialEq)]

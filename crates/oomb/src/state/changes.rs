@@ -47,7 +47,8 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
     let (before, after) = (settings(old), settings(new));
     let constant = [old, new].iter().all(|config| config.optimizer.schedule == LrSchedule::Constant);
     let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let value = |settings: &BTreeMap<String, String>, key: &String| settings.get(key).map_or("not set", String::as_str).to_owned();
+    let value =
+        |settings: &BTreeMap<String, String>, key: &String| settings.get(key).map_or("not set", String::as_str).to_owned();
     let changed = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
     changed
         .map(|key| {

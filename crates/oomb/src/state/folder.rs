@@ -178,7 +178,8 @@ impl Checkpoints {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(Error::io("read", &self.folder)(error)),
         };
-        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let name =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.map(|entry| entry.file_name().to_string_lossy().into_owned());
         entries.map(name).collect::<std::io::Result<_>>().map_err(Error::io("read", &self.folder))
     }
 }

@@ -38,7 +38,9 @@ pub fn find(config: &Config) -> Result<Found> {
     let old = match &newest.checkpoint {
         Some(checkpoint) => checkpoint.config.clone(),
         None if path.exists() => Config::load(&path, &[]).map_err(|error| Error::damaged(&path, error.to_string()))?,
-        None => return Ok(Found { beginning: Beginning::New, notes: vec![format!("there is no run in {} yet", folder.display())] }),
+        None => {
+            return Ok(Found { beginning: Beginning::New, notes: vec![format!("there is no run in {} yet", folder.display())] });
+        }
     };
     let changes = changes(&old, config);
     refuse(&changes, config)?;
@@ -50,8 +52,9 @@ pub fn find(config: &Config) -> Result<Found> {
         Some(checkpoint) if done && checkpoint.saved.step == config.run.steps => Beginning::Finished,
         Some(checkpoint) if checkpoint.saved.step > config.run.steps => {
             let (step, steps) = (checkpoint.saved.step, config.run.steps);
-            let hint = format!("{step} steps are done: set run.steps to more than that");
-            return Err(Error::Changed { path: folder.clone(), changes: format!("  run.steps = {steps}"), hint });
+            let hint = format!("set run.steps to {step} or more");
+            let changes = format!("  run.steps is {steps} now, but {step} steps are done");
+            return Err(Error::Changed { path: folder.clone(), changes, hint });
         }
         Some(checkpoint) => {
             if checkpoint.oomb != env!("CARGO_PKG_VERSION") {
@@ -79,7 +82,8 @@ fn refuse(changes: &[Change], config: &Config) -> Result<()> {
     if refused.is_empty() {
         return Ok(());
     }
-    let mut hint = "set it back, or start a new run from the weights: `oomb export` them and set model.path to the export".to_owned();
+    let mut hint =
+        "set it back, or start a new run from the weights: `oomb export` them and set model.path to the export".to_owned();
     if refused.iter().any(|change| change.key == "run.steps") {
         hint += "; run.steps may change only with a constant learning rate: otherwise it changes the rate of every step";
     }
