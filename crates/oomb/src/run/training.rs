@@ -246,7 +246,7 @@ impl<B: Backend> Run<B> {
         let contents = Contents { saved: &self.state, config: &self.config, export: self.files.export(&tokenizer, &self.engine) };
         let step = self.state.step;
         let saved = self.checkpoints.save(&contents, &mut EngineValues(&self.engine));
-        let checkpoint = saved.map_err(|source| Error::NotSaved { step, last: self.last_saved(), source })?;
+        let checkpoint = saved.map_err(|source| Error::NotSaved { step, last: self.last_saved(), source: Box::new(source) })?;
         self.last_saved = Some(step);
         self.checkpoints.prune(self.config.run.keep_checkpoints)?;
         observer.note(&format!("checkpoint in {}", checkpoint.display()))?;
