@@ -31,7 +31,7 @@ fn another_run_is_left_alone() {
     for file in ["config.toml", METRICS_FILE] {
         fs::write(config.run.out.join(file), "old").unwrap();
         insta::allow_duplicates! {
-            insta::assert_snapshot!(message(), @"DIR/run is the folder of another run: set run.out to a new folder, or move the old one away; nothing was written");
+            insta::assert_snapshot!(message(), @"DIR/run holds a run: go on with it by --resume, or set run.out to a new folder; nothing was written");
         }
         assert_eq!(fs::read_to_string(config.run.out.join(file)).unwrap(), "old");
         fs::remove_file(config.run.out.join(file)).unwrap();

@@ -69,7 +69,7 @@ pub(super) fn restore<B: Backend>(engine: &mut Engine<B>, checkpoint: &Checkpoin
 
 /// What a checkpoint has of the weights.
 enum Files {
-    Model(WeightFiles),
+    Model(Box<WeightFiles>),
     Adapter(Adapter),
 }
 
@@ -84,7 +84,11 @@ impl Files {
             }
             None => {
                 let files = WeightFiles::open(&checkpoint.weights())?;
-                if param_specs(files.config()) == engine.weights.specs { Ok(Self::Model(files)) } else { Err(other_model()) }
+                if param_specs(files.config()) == engine.weights.specs {
+                    Ok(Self::Model(Box::new(files)))
+                } else {
+                    Err(other_model())
+                }
             }
         }
     }

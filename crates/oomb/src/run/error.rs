@@ -45,7 +45,7 @@ pub enum Error {
         /// What there is to go on from.
         last: String,
         /// Why.
-        source: crate::state::Error,
+        source: Box<crate::state::Error>,
     },
     /// The checkpoint is of a model of another shape.
     #[error("{path} holds other parameters than the model of this configuration: was model.path changed?")]

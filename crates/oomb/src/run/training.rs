@@ -6,7 +6,7 @@ use super::lora::{adapter_export, check_base};
 use super::{Ended, Error, ModelFiles, Observer, Outcome, Result, StepRecord};
 use super::{Lora, evaluate, learning_rate, load_weights, request, save_adapter, save_weights, update_of};
 use crate::config::{Config, OnNotFinite};
-use crate::data::{Cursor, Order, Windows};
+use crate::data::{Cursor, Order, Sequence, Windows};
 use crate::engine::Engine;
 use crate::plan::{Machine, Plan, Request};
 use crate::state::{Checkpoint, Checkpoints, Contents, Saved, Trained};
@@ -14,6 +14,13 @@ use crate::train::{self, LossSum, StepLoss, finite};
 use oomb_device::Backend;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Whether leaving a step out would help.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Skippable {
+    Yes,
+    No,
+}
 
 /// Steps in a row that may be skipped.
 const MAX_SKIPPED: usize = 10;
@@ -175,15 +182,15 @@ impl<B: Backend> Run<B> {
         let sequences = windows.map(|window| self.train.get(window)).collect::<std::result::Result<Vec<_>, _>>()?;
         let seed = self.config.run.seed.wrapping_add((step as u64) << 32);
         let loss = train::gradient(&mut self.engine, &sequences, seed)?;
-        let problem = self.problem_of(&loss)?;
+        let problem = self.problem_of(&loss, &sequences)?;
         if let Some(problem) = problem {
             self.state.skipped_in_a_row += 1;
             if self.config.run.on_not_finite == OnNotFinite::Stop {
-                return Err(self.not_finite(step, problem));
+                return Err(self.not_finite(step, problem, Skippable::Yes));
             }
             if self.state.skipped_in_a_row > MAX_SKIPPED {
-                let problem = format!("{problem}, after {MAX_SKIPPED} steps in a row that were skipped");
-                return Err(self.not_finite(step, problem));
+                let problem = format!("{problem}; the {MAX_SKIPPED} steps before it were skipped");
+                return Err(self.not_finite(step, problem, Skippable::No));
             }
             return Ok((loss, Some(problem)));
         }
@@ -192,34 +199,41 @@ impl<B: Backend> Run<B> {
         train::update(&mut self.engine, &update_of(&self.config, step, self.state.updates));
         if !finite::weights_are_finite(&mut self.engine)? {
             let place = finite::first_bad_weight(&mut self.engine)?.unwrap_or_default();
-            return Err(self.not_finite(step, format!("after the update the weights are not finite, first {place}")));
+            let problem = format!("after the update the weights are not finite, first {place}");
+            return Err(self.not_finite(step, problem, Skippable::No));
         }
         self.engine.device.synchronize()?;
         Ok((loss, None))
     }
 
     /// What is not finite, and where first.
-    fn problem_of(&mut self, loss: &StepLoss) -> Result<Option<String>> {
+    fn problem_of(&mut self, loss: &StepLoss, sequences: &[Sequence]) -> Result<Option<String>> {
         let values = [("loss", loss.loss), ("gradient norm", loss.grad_norm)];
         let Some((what, value)) = values.into_iter().find(|(_, value)| !value.is_finite()) else { return Ok(None) };
         if let Some(place) = finite::first_bad_weight(&mut self.engine)? {
             return Ok(Some(format!("the {what} is {value}, and so are weights, first {place}")));
         }
-        let place = finite::first_bad_gradient(&mut self.engine)?;
-        let place = place.map_or_else(String::new, |place| format!(", backwards first in the gradient of {place}"));
+        // A loss that is no number was spoilt on the way forward; a gradient alone, on the way back.
+        let place = match finite::first_bad_layer(&mut self.engine, sequences)? {
+            Some(place) => format!(", first in {place}"),
+            None => match finite::first_bad_gradient(&mut self.engine)? {
+                Some(name) => format!(", backwards first in the gradient of {name}"),
+                None => String::new(),
+            },
+        };
         Ok(Some(format!("the {what} is {value}{place}")))
     }
 
-    fn not_finite(&self, step: usize, problem: String) -> Error {
+    fn not_finite(&self, step: usize, problem: String, skippable: Skippable) -> Error {
         let cure = "lower optimizer.lr, set optimizer.clip_norm, or look at this step's data";
-        let next = match self.last_saved {
-            Some(saved) => format!(
-                "the last checkpoint is {}: to go on from it as a new run, `oomb export` it, set model.path to the export, and {cure}; or \
-                 set run.on_not_finite = \"skip\" and --resume",
-                self.checkpoints.path(saved).display()
-            ),
-            None => format!("there is no checkpoint yet: {cure}"),
+        let Some(saved) = self.last_saved else {
+            return Error::NotFinite { step, problem, next: format!("there is no checkpoint yet: {cure}") };
         };
+        let mut next = format!("the last checkpoint is {}, of a good model\n", self.checkpoints.path(saved).display());
+        if skippable == Skippable::Yes {
+            next += "to go on and leave such steps out, add --resume --set run.on_not_finite=skip\n";
+        }
+        next += &format!("to go on otherwise, `oomb export` it, start a new run with model.path set to the export, and {cure}");
         Error::NotFinite { step, problem, next }
     }
 
@@ -247,7 +261,7 @@ impl<B: Backend> Run<B> {
         let contents = Contents { saved: &self.state, config: &self.config, trained };
         let step = self.state.step;
         let saved = self.checkpoints.save(&contents, &mut EngineValues(&self.engine));
-        let checkpoint = saved.map_err(|source| Error::NotSaved { step, last: self.last_saved(), source })?;
+        let checkpoint = saved.map_err(|source| Error::NotSaved { step, last: self.last_saved(), source: Box::new(source) })?;
         self.last_saved = Some(step);
         self.checkpoints.prune(self.config.run.keep_checkpoints)?;
         observer.note(&format!("checkpoint in {}", checkpoint.display()))?;

@@ -52,8 +52,9 @@ pub fn find(config: &Config) -> Result<Found> {
         Some(checkpoint) if done && checkpoint.saved.step == config.run.steps => Beginning::Finished,
         Some(checkpoint) if checkpoint.saved.step > config.run.steps => {
             let (step, steps) = (checkpoint.saved.step, config.run.steps);
-            let hint = format!("{step} steps are done: set run.steps to more than that");
-            return Err(Error::Changed { path: folder.clone(), changes: format!("  run.steps = {steps}"), hint });
+            let hint = format!("set run.steps to {step} or more");
+            let changes = format!("  run.steps is {steps} now, but {step} steps are done");
+            return Err(Error::Changed { path: folder.clone(), changes, hint });
         }
         Some(checkpoint) => {
             if checkpoint.oomb != env!("CARGO_PKG_VERSION") {

@@ -1,8 +1,10 @@
 //! Whether weights and gradients are still numbers, and where they stopped being so. It must not know what is done then.
 
 use super::full_weights;
+use crate::data::Sequence;
 use crate::engine::Engine;
 use crate::model::params::ParamSpec;
+use crate::schedule;
 use oomb_device::{Backend, Result, Tensor};
 
 /// Whether every weight is finite: one pass over the weights that the optimizer keeps.
@@ -34,6 +36,31 @@ pub fn first_bad_gradient<B: Backend>(engine: &mut Engine<B>) -> Result<Option<S
     let grads = engine.grads.as_ref().expect("an engine for training");
     let (specs, views) = (grads.specs.clone(), grads.views.clone());
     first_bad(engine, specs.iter().zip(&views).rev())
+}
+
+/// Where the forward of the step that was just done first left the finite numbers: a layer's output, or the head, and the
+/// token. Goes forward again up to that token's chunk.
+///
+/// # Panics
+/// If the engine was planned for evaluation.
+pub fn first_bad_layer<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence]) -> Result<Option<String>> {
+    for (index, sequence) in sequences.iter().enumerate() {
+        let losses = engine.download_losses(index, sequence.ids.len())?;
+        let Some(token) = losses.iter().position(|loss| !loss.is_finite()) else { continue };
+        let chunks = engine.load(sequence, index);
+        let end = chunks.iter().position(|chunk| chunk.tokens.contains(&token)).expect("chunks cover the sequence") + 1;
+        schedule::evaluate(engine, &chunks[..end]);
+        let tokens = chunks[end - 1].tokens.len();
+        let layers = engine.config.num_layers;
+        for layer in 0..layers {
+            let output = engine.activations.layer(layer, tokens).output;
+            if engine.device.download_f32(&output)?.iter().any(|value| !value.is_finite()) {
+                return Ok(Some(format!("the output of layer {layer} of {layers}, at token {token} of the sequence")));
+            }
+        }
+        return Ok(Some(format!("the head, at token {token} of the sequence")));
+    }
+    Ok(None)
 }
 
 fn first_bad<'a, B: Backend>(
