@@ -10,9 +10,10 @@
 //
 // Choice: one thread block owns 128 keys of one KV head, two warpgroups 64 each; scores are computed transposed, [keys, queries], so
 // that p and ds are in registers what dv and dk need as their first operand. Only ds goes through shared memory, for dq = ds k, of
-// which each warpgroup computes half of Dh. One warp copies q and do ahead, another adds dq to device memory by the copy engine when
-// it is this thread block's turn. A warpgroup starts dq, dk and the next step's scores together, writes dq out while dk runs, and
-// computes the softmax while the next dp and dv run.
+// which each warpgroup computes half of Dh. One warp copies q and do ahead, two others add dq to device memory by the copy engine when
+// it is this thread block's turn. A warpgroup starts the dq of the step before, dk and the next step's scores together, writes dq out
+// while the others run, and computes the softmax while dp and dv run. dq comes a step late so that the warpgroups need not wait for
+// each other's ds: one computes its softmax under the other's products.
 #include "hopper.cuh"
 
 constexpr int Q_TILE = 64;
@@ -46,37 +47,38 @@ struct AttentionBackwardParams {
 #include "attention_walk.cuh"
 
 constexpr int THREADS = 384;  // a warpgroup that copies, two that compute
-constexpr int Q_STAGES = 3, DO_STAGES = 2, DQ_STAGES = 2;
+constexpr int STAGES = 2;
 constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES;
 constexpr int Q_BYTES = PANELS * Q_PANEL_BYTES, KV_BYTES = PANELS * KV_PANEL_BYTES;
 constexpr int DS_BYTES = KV_TILE * PANEL_ROW_BYTES;  // [keys, queries]
 constexpr int DQ_COLUMNS = 32, DQ_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, DQ_BYTES = HEAD_DIM / DQ_COLUMNS * DQ_PANEL_BYTES;
-constexpr int ROW_BYTES = 2 * Q_TILE * 4;  // lse, delta
+constexpr int ROW_BYTES = 2 * Q_TILE * 4;  // -lse in units of log2, -scale * delta
 
 // Shared memory: bytes from the start on.
 constexpr int K_PLACE = 0, V_PLACE = KV_BYTES;
-constexpr int Q_PLACE = V_PLACE + KV_BYTES, DO_PLACE = Q_PLACE + Q_STAGES * Q_BYTES;
-constexpr int DS_PLACE = DO_PLACE + DO_STAGES * Q_BYTES;
-constexpr int DQ_PLACE = DS_PLACE + DS_BYTES;
-constexpr int ROW_PLACE = DQ_PLACE + DQ_STAGES * DQ_BYTES;
-constexpr int BARRIER_PLACE = ROW_PLACE + Q_STAGES * ROW_BYTES;
-constexpr int BLOCK_PLACE = BARRIER_PLACE + 128;
-enum Barrier : int { KV_FULL, Q_FULL, Q_EMPTY = Q_FULL + Q_STAGES, DO_FULL = Q_EMPTY + Q_STAGES, DO_EMPTY = DO_FULL + DO_STAGES,
-                     DQ_FULL = DO_EMPTY + DO_STAGES, DQ_EMPTY = DQ_FULL + DQ_STAGES, DS_EMPTY = DQ_EMPTY + DQ_STAGES, NUM_BARRIERS };
+constexpr int Q_PLACE = V_PLACE + KV_BYTES, DO_PLACE = Q_PLACE + STAGES * Q_BYTES;
+constexpr int DS_PLACE = DO_PLACE + STAGES * Q_BYTES;
+constexpr int DQ_PLACE = DS_PLACE + STAGES * DS_BYTES;
+constexpr int ROW_PLACE = DQ_PLACE + STAGES * DQ_BYTES;
+constexpr int BARRIER_PLACE = ROW_PLACE + STAGES * ROW_BYTES;
+constexpr int BLOCK_PLACE = BARRIER_PLACE + 192;
+enum Barrier : int { KV_FULL, Q_FULL, Q_EMPTY = Q_FULL + STAGES, DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + STAGES,
+                     DS_FULL = DO_EMPTY + STAGES, DS_EMPTY = DS_FULL + STAGES, DQ_FULL = DS_EMPTY + STAGES,
+                     DQ_EMPTY = DQ_FULL + STAGES, NUM_BARRIERS = DQ_EMPTY + STAGES };
 static_assert(NUM_BARRIERS * 8 <= BLOCK_PLACE - BARRIER_PLACE, "room for the barriers");
 
 __device__ __forceinline__ u32 barrier_at(u32 smem, int barrier) { return smem + BARRIER_PLACE + barrier * 8; }
 
-// A stage of a ring and the parity of its use.
-template <int STAGES>
+// A stage of the rings and the parity of its use.
 struct Turn {
     int stage = 0, parity = 0;
     __device__ __forceinline__ void next() {
-        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        stage ^= 1;
         parity ^= stage == 0;
     }
 };
+static_assert(STAGES == 2, "stages alternate");
 
 // ---- one warp copies in ----
 
@@ -93,31 +95,36 @@ __device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const 
         }
     }
     Step step = {block.q_last, block.first_head};
-    Turn<Q_STAGES> turn;
-    Turn<DO_STAGES> do_turn;
-    for (;; turn.next(), do_turn.next()) {
+    for (Turn turn;; turn.next()) {
         const int t0 = step.q_tile * Q_TILE, num_rows = rows_of(p, step);
-        const u32 full = barrier_at(smem, Q_FULL + turn.stage), do_full = barrier_at(smem, DO_FULL + do_turn.stage);
+        const u32 full = barrier_at(smem, Q_FULL + turn.stage), do_full = barrier_at(smem, DO_FULL + turn.stage);
         const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
-        barrier_wait(barrier_at(smem, Q_EMPTY + turn.stage), turn.parity ^ 1);
+        float lse[Q_TILE / 32], delta[Q_TILE / 32];
 #pragma unroll
         for (int i = 0; i < Q_TILE / 32; i++) {
-            const int row = i * 32 + lane;
-            const i64 at = (i64)(t0 + min(row, num_rows - 1)) * p.num_heads + step.head;
-            copy_async_4(rows + row * 4, p.lse + at, 4);
-            copy_async_4(rows + (Q_TILE + row) * 4, p.delta + at, 4);
+            const i64 at = (i64)(t0 + min(i * 32 + lane, num_rows - 1)) * p.num_heads + step.head;
+            lse[i] = p.lse[at];
+            delta[i] = p.delta[at];
         }
-        arrive(full);
+        barrier_wait(barrier_at(smem, Q_EMPTY + turn.stage), turn.parity ^ 1);
         if (lane == 0) {
             barrier_expect(full, Q_BYTES);
 #pragma unroll
             for (int panel = 0; panel < PANELS; panel++)
                 copy_in_3d(smem + Q_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.q, full, panel * PANEL, step.head, t0);
-            barrier_wait(barrier_at(smem, DO_EMPTY + do_turn.stage), do_turn.parity ^ 1);
+        }
+#pragma unroll
+        for (int i = 0; i < Q_TILE / 32; i++) {
+            store_shared(rows + (i * 32 + lane) * 4, __float_as_uint(lse[i] * -LOG2_E));
+            store_shared(rows + (Q_TILE + i * 32 + lane) * 4, __float_as_uint(delta[i] * -p.scale));
+        }
+        barrier_arrive(full);
+        if (lane == 0) {
+            barrier_wait(barrier_at(smem, DO_EMPTY + turn.stage), turn.parity ^ 1);
             barrier_expect(do_full, Q_BYTES);
 #pragma unroll
             for (int panel = 0; panel < PANELS; panel++)
-                copy_in_3d(smem + DO_PLACE + do_turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.d_o, do_full, panel * PANEL, step.head, t0);
+                copy_in_3d(smem + DO_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.d_o, do_full, panel * PANEL, step.head, t0);
         }
         __syncwarp();
         if (is_last(step, block)) return;
@@ -125,25 +132,32 @@ __device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const 
     }
 }
 
-// ---- one thread adds dq ----
+// ---- two threads add dq, each every other step: a step's turn is passed on when its sums are there, which takes nearly as long as
+// a step ----
 
-__device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
+__device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const volatile Block& block, u32 smem, int stage) {
     Step step = {block.q_last, block.first_head};
-    for (Turn<DQ_STAGES> turn;; turn.next()) {
-        const u32 dq = smem + DQ_PLACE + turn.stage * DQ_BYTES;
+    for (int i = 0; i < stage; i++) {
+        if (is_last(step, block)) return;
+        step = step_after(step, block);
+    }
+    const u32 dq = smem + DQ_PLACE + stage * DQ_BYTES;
+    for (int parity = 0;; parity ^= 1) {
         const u32 seen = look_for_turn(p, step, block);
-        barrier_wait(barrier_at(smem, DQ_FULL + turn.stage), turn.parity);
+        barrier_wait(barrier_at(smem, DQ_FULL + stage), parity);
         await_turn(p, step, block, seen);
 #pragma unroll
         for (int panel = 0; panel < HEAD_DIM / DQ_COLUMNS; panel++)
             add_out_3d(p.dq, dq + panel * DQ_PANEL_BYTES, panel * DQ_COLUMNS, step.head, step.q_tile * Q_TILE);
         out_commit();
         out_wait<true>();
-        barrier_arrive(barrier_at(smem, DQ_EMPTY + turn.stage));
+        barrier_arrive(barrier_at(smem, DQ_EMPTY + stage));
         out_wait<false>();  // added, before whoever takes the turn adds
         pass_turn(turn_of(p, step), block.tile + 1);
-        if (is_last(step, block)) return;
-        step = step_after(step, block);
+        for (int i = 0; i < STAGES; i++) {
+            if (is_last(step, block)) return;
+            step = step_after(step, block);
+        }
     }
 }
 
@@ -152,11 +166,12 @@ __device__ __forceinline__ void add_out(const AttentionBackwardParams& p, const 
 constexpr int NUM_S = Q_TILE / 2, NUM_KV = HEAD_DIM / 2, NUM_DQ = HEAD_DIM / 4;  // sums of a thread
 
 // Starts c = a bT, where a are this warpgroup's 64 rows of keys or values and b the queries or output gradients.
-__device__ __forceinline__ void start_scores(float (&c)[NUM_S], u32 a, u32 b) {
+__device__ __forceinline__ void start_scores(float (&c)[NUM_S], u32 a_place, u32 b_place) {
+    const u64 a = descriptor_rows(a_place), b = descriptor_rows(b_place);
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
         const u32 panel = step / 4, within = step % 4 * 32;
-        const u64 rows = descriptor_rows(a + panel * KV_PANEL_BYTES + within), columns = descriptor_rows(b + panel * Q_PANEL_BYTES + within);
+        const u64 rows = further(a, panel * KV_PANEL_BYTES + within), columns = further(b, panel * Q_PANEL_BYTES + within);
         if (step == 0) product_first<0, 0>(c, rows, columns);
         else product<0, 0>(c, rows, columns);
     }
@@ -164,21 +179,21 @@ __device__ __forceinline__ void start_scores(float (&c)[NUM_S], u32 a, u32 b) {
 }
 
 // Starts c += a b, where a are probabilities or their gradients [keys, queries] in registers and b [queries, Dh].
-__device__ __forceinline__ void start_sums(float (&c)[NUM_KV], const u32 (&a)[Q_TILE / 16][4], u32 b) {
+__device__ __forceinline__ void start_sums(float (&c)[NUM_KV], const u32 (&a)[Q_TILE / 16][4], u32 b_place) {
+    const u64 b = descriptor_columns(b_place, Q_PANEL_BYTES);
 #pragma unroll
-    for (int step = 0; step < Q_TILE / 16; step++)
-        product_registers<1>(c, a[step], descriptor_columns(b + step * 16 * PANEL_ROW_BYTES, Q_PANEL_BYTES));
+    for (int step = 0; step < Q_TILE / 16; step++) product_registers<1>(c, a[step], further(b, step * 16 * PANEL_ROW_BYTES));
     products_commit();
 }
 
 // Starts dq = ds k for all 64 queries and this warpgroup's half of Dh.
 __device__ __forceinline__ void start_query_sums(float (&dq)[NUM_DQ], u32 ds, u32 k) {
+    const u64 a = descriptor_columns(ds, 0), b = descriptor_columns(k, KV_PANEL_BYTES);
 #pragma unroll
     for (int step = 0; step < KV_TILE / 16; step++) {
-        const u64 a = descriptor_columns(ds + step * 16 * PANEL_ROW_BYTES, 0);
-        const u64 b = descriptor_columns(k + step * 16 * PANEL_ROW_BYTES, KV_PANEL_BYTES);
+        const u32 offset = step * 16 * PANEL_ROW_BYTES;
         if (step == 0) product_first<1, 1>(dq, a, b);
-        else product<1, 1>(dq, a, b);
+        else product<1, 1>(dq, further(a, offset), further(b, offset));
     }
     products_commit();
 }
@@ -191,7 +206,9 @@ __device__ __forceinline__ void hold_pairs(u32 (&pairs)[N][4]) {
         for (int i = 0; i < 4; i++) asm volatile("" : "+r"(pairs[step][i])::"memory");
 }
 
+// What the whole warp did so far is done.
 __device__ __forceinline__ void release(u32 barrier) {
+    __syncwarp();
     if ((thread_index() & 31) == 0) barrier_arrive(barrier);
 }
 
@@ -225,15 +242,14 @@ __device__ __forceinline__ float2 load_shared_pair(u32 address) {
 }
 
 // s becomes the probabilities, and they are also rounded.
-__device__ __forceinline__ void probabilities(float (&s)[NUM_S], u32 (&pairs)[Q_TILE / 16][4], u32 lse, float scale_log2) {
+__device__ __forceinline__ void probabilities(float (&s)[NUM_S], u32 (&pairs)[Q_TILE / 16][4], u32 rows, float scale_log2) {
 #pragma unroll
     for (int n = 0; n < Q_TILE / 8; n++) {
-        const float2 at = load_shared_pair(lse + (n * 8 + (thread_index() & 3) * 2) * 4);
-        const float x = at.x * -LOG2_E, y = at.y * -LOG2_E;
+        const float2 minus_lse = load_shared_pair(rows + (n * 8 + (thread_index() & 3) * 2) * 4);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            s[n * 4 + r * 2] = exp2_fast(fmaf(s[n * 4 + r * 2], scale_log2, x));
-            s[n * 4 + r * 2 + 1] = exp2_fast(fmaf(s[n * 4 + r * 2 + 1], scale_log2, y));
+            s[n * 4 + r * 2] = exp2_fast(fmaf(s[n * 4 + r * 2], scale_log2, minus_lse.x));
+            s[n * 4 + r * 2 + 1] = exp2_fast(fmaf(s[n * 4 + r * 2 + 1], scale_log2, minus_lse.y));
             pairs[n / 2][n % 2 * 2 + r] = pack_bf16(s[n * 4 + r * 2], s[n * 4 + r * 2 + 1]);
         }
     }
@@ -241,15 +257,14 @@ __device__ __forceinline__ void probabilities(float (&s)[NUM_S], u32 (&pairs)[Q_
 
 // Gradients of the scores times scale, rounded.
 __device__ __forceinline__ void score_gradients(u32 (&pairs)[Q_TILE / 16][4], const float (&s)[NUM_S], const float (&dp)[NUM_S],
-                                                u32 delta, float scale) {
+                                                u32 rows, float scale) {
 #pragma unroll
     for (int n = 0; n < Q_TILE / 8; n++) {
-        const float2 at = load_shared_pair(delta + (n * 8 + (thread_index() & 3) * 2) * 4);
-        const float x = at.x * -scale, y = at.y * -scale;
+        const float2 minus_delta = load_shared_pair(rows + (Q_TILE + n * 8 + (thread_index() & 3) * 2) * 4);
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            pairs[n / 2][n % 2 * 2 + r] = pack_bf16(s[n * 4 + r * 2] * fmaf(dp[n * 4 + r * 2], scale, x),
-                                                    s[n * 4 + r * 2 + 1] * fmaf(dp[n * 4 + r * 2 + 1], scale, y));
+            pairs[n / 2][n % 2 * 2 + r] = pack_bf16(s[n * 4 + r * 2] * fmaf(dp[n * 4 + r * 2], scale, minus_delta.x),
+                                                    s[n * 4 + r * 2 + 1] * fmaf(dp[n * 4 + r * 2 + 1], scale, minus_delta.y));
     }
 }
 
@@ -307,6 +322,15 @@ __device__ __forceinline__ void clear_beyond(const volatile Block& block, u32 sm
     named_sync(2, 256);
 }
 
+// This warpgroup's half of a step's dq is done: ds is free, dq goes out.
+__device__ __forceinline__ void hand_over_dq(u32 smem, const float (&dq)[NUM_DQ], Turn turn, int group) {
+    release(barrier_at(smem, DS_EMPTY + turn.stage));
+    barrier_wait(barrier_at(smem, DQ_EMPTY + turn.stage), turn.parity ^ 1);
+    write_dq(smem + DQ_PLACE + turn.stage * DQ_BYTES, dq, group);
+    fence_proxy();
+    release(barrier_at(smem, DQ_FULL + turn.stage));
+}
+
 __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const volatile Block& block, u32 smem, int group) {
     const u32 k = smem + K_PLACE + group * 64 * PANEL_ROW_BYTES, v = smem + V_PLACE + group * 64 * PANEL_ROW_BYTES;
     // Half of Dh: the second panel, or the second half of the only one.
@@ -318,21 +342,18 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
     barrier_wait(barrier_at(smem, KV_FULL), 0);
     clear_beyond(block, smem);
     Step step = {block.q_last, block.first_head};
-    Turn<Q_STAGES> turn;
-    Turn<DO_STAGES> do_turn;
-    Turn<DQ_STAGES> dq_turn;
-    int ds_parity = 0;
+    Turn turn, before;  // this step's stages, and those of the step before
     barrier_wait(barrier_at(smem, Q_FULL), 0);
     products_fence();
     start_scores(s, k, smem + Q_PLACE);
     products_wait<0>();
-    while (true) {
+    for (bool begun = false;; begun = true) {
         // Here s is this step's, and nothing is under way.
         hold(s);
         const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
-        const u32 q = smem + Q_PLACE + turn.stage * Q_BYTES, d_o = smem + DO_PLACE + do_turn.stage * Q_BYTES;
+        const u32 q = smem + Q_PLACE + turn.stage * Q_BYTES, d_o = smem + DO_PLACE + turn.stage * Q_BYTES;
         u32 probs[Q_TILE / 16][4], grads[Q_TILE / 16][4];
-        barrier_wait(barrier_at(smem, DO_FULL + do_turn.stage), do_turn.parity);
+        barrier_wait(barrier_at(smem, DO_FULL + turn.stage), turn.parity);
         products_fence();
         start_scores(dp, v, d_o);
         mask_scores(s, p, step.q_tile * Q_TILE, block.position);
@@ -341,40 +362,44 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
         start_sums(dv, probs, d_o);
         products_wait<1>();  // dp
         hold(dp);
-        score_gradients(grads, s, dp, rows + Q_TILE * 4, p.scale);
-        barrier_wait(barrier_at(smem, DS_EMPTY), ds_parity ^ 1);  // both warpgroups' dq of the step before
-        ds_parity ^= 1;
-        write_ds(smem + DS_PLACE, grads);
+        score_gradients(grads, s, dp, rows, p.scale);
+        barrier_wait(barrier_at(smem, DS_EMPTY + turn.stage), turn.parity ^ 1);
+        write_ds(smem + DS_PLACE + turn.stage * DS_BYTES, grads);
         fence_proxy();
-        named_sync(1, 256);  // ds is complete
+        release(barrier_at(smem, DS_FULL + turn.stage));
         products_wait<0>();  // dv
         hold_pairs(probs);
-        release(barrier_at(smem, DO_EMPTY + do_turn.stage));
+        release(barrier_at(smem, DO_EMPTY + turn.stage));
+
+        // dq of the step before: the other warpgroup need not be as far as this one. In the first step it is nothing, and not used.
         float dq[NUM_DQ];
         const bool last = is_last(step, block);
-        const int q_stage = turn.stage;
-        turn.next();
-        if (!last) barrier_wait(barrier_at(smem, Q_FULL + turn.stage), turn.parity);
+        Turn next = turn;
+        next.next();
+        if (begun) barrier_wait(barrier_at(smem, DS_FULL + before.stage), before.parity);
+        if (!last) barrier_wait(barrier_at(smem, Q_FULL + next.stage), next.parity);
         products_fence();
-        start_query_sums(dq, smem + DS_PLACE, k_half);
+        start_query_sums(dq, smem + DS_PLACE + next.stage * DS_BYTES, k_half);
         start_sums(dk, grads, q);
-        start_scores(s, k, smem + Q_PLACE + turn.stage * Q_BYTES);  // of the next step; after the last of nothing, and not used
+        start_scores(s, k, smem + Q_PLACE + next.stage * Q_BYTES);  // of the next step; after the last of nothing, and not used
         products_wait<2>();  // dq
         hold(dq);
-        release(barrier_at(smem, DS_EMPTY));
-        barrier_wait(barrier_at(smem, DQ_EMPTY + dq_turn.stage), dq_turn.parity ^ 1);
-        write_dq(smem + DQ_PLACE + dq_turn.stage * DQ_BYTES, dq, group);
-        fence_proxy();
-        __syncwarp();
-        release(barrier_at(smem, DQ_FULL + dq_turn.stage));
-        dq_turn.next();
+        if (begun) hand_over_dq(smem, dq, before, group);
         products_wait<0>();  // dk, s
         hold_pairs(grads);
-        release(barrier_at(smem, Q_EMPTY + q_stage));
+        release(barrier_at(smem, Q_EMPTY + turn.stage));
+        before = turn;
+        turn = next;
         if (last) break;
         step = step_after(step, block);
-        do_turn.next();
     }
+    float dq[NUM_DQ];
+    barrier_wait(barrier_at(smem, DS_FULL + before.stage), before.parity);
+    products_fence();
+    start_query_sums(dq, smem + DS_PLACE + before.stage * DS_BYTES, k_half);
+    products_wait<0>();
+    hold(dq);
+    hand_over_dq(smem, dq, before, group);
     hold(dk);
     hold(dv);
     add_to_page(p, dk, 0, block);
@@ -388,28 +413,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90
     if (threadIdx.x == 0) {
         take_block(p, block);
         barrier_init(barrier_at(smem, KV_FULL), 1);
-        for (int stage = 0; stage < Q_STAGES; stage++) {
+        for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(barrier_at(smem, Q_FULL + stage), 33);
-            barrier_init(barrier_at(smem, Q_EMPTY + stage), 8);
-        }
-        for (int stage = 0; stage < DO_STAGES; stage++) {
             barrier_init(barrier_at(smem, DO_FULL + stage), 1);
-            barrier_init(barrier_at(smem, DO_EMPTY + stage), 8);
-        }
-        for (int stage = 0; stage < DQ_STAGES; stage++) {
-            barrier_init(barrier_at(smem, DQ_FULL + stage), 8);
+            const int by_warps[] = {Q_EMPTY, DO_EMPTY, DS_FULL, DS_EMPTY, DQ_FULL};
+            for (int barrier : by_warps) barrier_init(barrier_at(smem, barrier + stage), 8);
             barrier_init(barrier_at(smem, DQ_EMPTY + stage), 1);
         }
-        barrier_init(barrier_at(smem, DS_EMPTY), 8);
         barrier_init_fence();
     }
     __syncthreads();
     if (block.valid_rows <= 0 || block.q_last < block.q_first) return;
-    const int warp = threadIdx.x >> 5;
+    const int warp = uniform(threadIdx.x >> 5);
     if (warp < 4) {
         give_registers<24>();
         if (warp == 0) copy_in(p, block, smem);
-        else if (threadIdx.x == 32) add_out(p, block, smem);
+        else if (warp <= STAGES && (threadIdx.x & 31) == 0) add_out(p, block, smem, warp - 1);
     } else {
         take_registers<240>();
         compute(p, block, smem, (warp >> 2) - 1);

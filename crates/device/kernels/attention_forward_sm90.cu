@@ -148,22 +148,23 @@ __device__ inline void copy_tiles(const AttentionForwardParams& p, u32 smem, vol
 constexpr int NUM_S = KV_TILE / 2, NUM_O = HEAD_DIM / 2;  // sums of a thread: scores, output
 
 // Starts s = q kT.
-__device__ __forceinline__ void start_scores(float (&s)[NUM_S], u32 q, u32 k) {
+__device__ __forceinline__ void start_scores(float (&s)[NUM_S], u32 q_place, u32 k_place) {
+    const u64 q = descriptor_rows(q_place), k = descriptor_rows(k_place);
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
         const u32 panel = step / 4, within = step % 4 * 32;
-        const u64 a = descriptor_rows(q + panel * Q_PANEL_BYTES + within), b = descriptor_rows(k + panel * KV_PANEL_BYTES + within);
-        if (step == 0) product_first<0, 0>(s, a, b);
-        else product<0, 0>(s, a, b);
+        const u64 rows = further(q, panel * Q_PANEL_BYTES + within), columns = further(k, panel * KV_PANEL_BYTES + within);
+        if (step == 0) product_first<0, 0>(s, rows, columns);
+        else product<0, 0>(s, rows, columns);
     }
     products_commit();
 }
 
 // Starts o += p v.
-__device__ __forceinline__ void start_output(float (&o)[NUM_O], const u32 (&probs)[KV_TILE / 16][4], u32 v) {
+__device__ __forceinline__ void start_output(float (&o)[NUM_O], const u32 (&probs)[KV_TILE / 16][4], u32 v_place) {
+    const u64 v = descriptor_columns(v_place, KV_PANEL_BYTES);
 #pragma unroll
-    for (int step = 0; step < KV_TILE / 16; step++)
-        product_registers<1>(o, probs[step], descriptor_columns(v + step * 16 * PANEL_ROW_BYTES, KV_PANEL_BYTES));
+    for (int step = 0; step < KV_TILE / 16; step++) product_registers<1>(o, probs[step], further(v, step * 16 * PANEL_ROW_BYTES));
     products_commit();
 }
 
@@ -268,7 +269,9 @@ __device__ __forceinline__ void clear_beyond(const AttentionForwardParams& p, in
     named_sync(3 + group, 128);
 }
 
+// What the whole warp did so far is done.
 __device__ __forceinline__ void release(u32 barrier) {
+    __syncwarp();
     if ((thread_index() & 31) == 0) barrier_arrive(barrier);
 }
 
@@ -395,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward_sm90(
     }
     __syncthreads();
     Work& work = *(Work*)(smem_bytes + WORK_PLACE);  // what the warpgroups shall do next
-    const int warpgroup = threadIdx.x >> 7;
+    const int warpgroup = uniform(threadIdx.x >> 7);
     if (warpgroup == 0) {
         give_registers<24>();
         if (threadIdx.x == 0) copy_tiles(p, smem, work);

@@ -56,6 +56,9 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 // What this thread wrote to shared memory becomes visible to the copy engine and to asynchronous products.
 __device__ __forceinline__ void fence_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// A value that is the same in the whole warp, known to be so: descriptors made of it need no moves to uniform registers.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // ---- the copy engine ----
 
 // Rows of a 2D map from (column, row) on; completes on `barrier`.
@@ -98,6 +101,9 @@ template <int REGISTERS>
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
 // ---- asynchronous products ----
+
+// The operand `bytes` further, as a descriptor's lowest bits are its address in units of 16 bytes.
+__device__ __forceinline__ constexpr u64 further(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
 
 // Descriptor of a panel whose rows run along the operand's M or N and whose columns are the summed dimension. The next 16 of the
 // sum are 32 bytes further.

@@ -194,10 +194,10 @@ impl Cuda {
             scale: args.mask.scale,
             scale_log2: args.mask.scale * std::f32::consts::LOG2_E,
         };
-        // k, v; three stages of q, two of do; ds; two stages of dq; three of lse and delta.
-        let q_tile = BACKWARD_Q_TILE * sizes.dim * 2;
+        // k, v; two stages each of q and do, of ds, of dq, of lse and delta.
+        let (q_tile, dq) = (BACKWARD_Q_TILE * sizes.dim * 2, BACKWARD_Q_TILE * sizes.dim * 4);
         let (ds, rows) = (KV_TILE * BACKWARD_Q_TILE * 2, 2 * BACKWARD_Q_TILE * 4);
-        let shared_bytes = 2 * KV_TILE * sizes.dim * 2 + 5 * q_tile + ds + 2 * 2 * q_tile + 3 * rows + SHARED_TAIL;
+        let shared_bytes = 2 * KV_TILE * sizes.dim * 2 + 2 * (2 * q_tile + ds + dq + rows) + SHARED_TAIL;
         let blocks = args.kv.refs.len() * (sizes.page / KV_TILE) * sizes.kv_heads;
         let size = Launch { shared_bytes: shared_bytes as u32, ..Launch::linear(blocks as u64, THREADS) };
         let kernel = Kernel { unit: &BACKWARD, defines: &sizes.defines(), name: "attention_backward_sm90" };
