@@ -47,6 +47,9 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let config = Config::load(&args.config, &args.set)?;
+    // Before looking at what is there: another process may be changing it.
+    let there = args.resume && config.run.out.join(run_folder::CONFIG_FILE).exists();
+    let _lock = there.then(|| run_folder::lock(&config.run.out)).transpose()?;
     let beginning = if args.resume { resumable(&config)? } else { Beginning::New };
     match beginning {
         Beginning::New => run_folder::check_new(&config.run.out)?,
@@ -82,10 +85,12 @@ fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Res
     check_disk(&config, &files.config)?;
     let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
     let folder = &config.run.out;
-    if beginning == Beginning::New {
+    let _lock = if beginning == Beginning::New {
         run_folder::create(&config)?;
-    }
-    let _lock = run_folder::lock(folder)?;
+        Some(run_folder::lock(folder)?)
+    } else {
+        None
+    };
     let step = take_up(&mut run, &config, &beginning)?;
     println!("{}", summary(run.plan()));
     let interrupts = Interrupts::listen("this step is finished, then a checkpoint is saved")?;
