@@ -8,14 +8,16 @@ mod adapter;
 mod error;
 mod header;
 mod read;
+mod tensors;
 mod values;
 mod write;
 
 pub use adapter::{Adapter, AdapterExport, write_adapter};
 pub use error::{Error, Result};
 pub use read::Checkpoint;
+pub use tensors::{Sum, TensorFile, TensorWriter};
 pub use values::Values;
-pub use write::{DEFAULT_MAX_SHARD_BYTES, Export, WeightType, tokenizer_files, write};
+pub use write::{DEFAULT_MAX_SHARD_BYTES, Export, WeightType, tokenizer_files, write, write_summed};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";

@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod eval;
 mod export;
+mod interrupt;
 mod machine;
 mod plan;
 mod prepare;
@@ -12,11 +13,14 @@ mod train;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 /// Train large language models on contexts of a million tokens and more on one GPU.
 #[derive(Parser)]
 #[command(name = "oomb", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted by SIGINT and SIGTERM, with everything saved."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -47,8 +51,16 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
     }
 }
 
+/// What to say of a command that did not end well, and its exit code.
+pub(crate) fn verdict(error: &anyhow::Error) -> (String, ExitCode) {
+    match error.downcast_ref::<interrupt::Interrupted>() {
+        Some(interrupted) => (interrupted.to_string(), ExitCode::from(interrupted.exit_code())),
+        None => (format!("error: {}", readable(error)), ExitCode::FAILURE),
+    }
+}
+
 /// An error with its causes, one below the other; a cause that the line above already tells is left out.
-pub(crate) fn readable(error: &anyhow::Error) -> String {
+fn readable(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();

@@ -12,7 +12,7 @@ mod size;
 mod write;
 
 pub use choices::{
-    ComputeDtype, DeviceChoice, GradDtype, Keep, LrSchedule, ModelSource, OptimizerName, Selection, TokenizerSource,
+    ComputeDtype, DeviceChoice, GradDtype, Keep, LrSchedule, ModelSource, OnNotFinite, OptimizerName, Selection, TokenizerSource,
 };
 pub use error::{Error, Result};
 pub use lora::{LoraSettings, LoraSource};
@@ -119,18 +119,20 @@ pub struct OptimizerSettings {
     pub decay_norms_and_biases: bool,
     /// Largest global norm of the gradient; `"off"` (`None`) does not clip. Default 1.0.
     pub clip_norm: Option<f64>,
-    /// Course of the learning rate after warm-up, down to `min_lr` at the last step. Default `cosine`.
+    /// Course of the learning rate from the end of warm-up down to `min_lr` after the last step. Default `cosine`.
     pub schedule: LrSchedule,
     /// Steps over which the rate rises linearly from 0, at most `run.steps`. Default 0.
     pub warmup_steps: usize,
-    /// Learning rate at the last step, at most `lr`. Default 0; of no meaning, and refused, with `schedule = "constant"`.
+    /// Learning rate after the last step, at most `lr`: with the default 0 every step still has a rate above 0, as in
+    /// transformers. Of no meaning, and refused, with `schedule = "constant"`.
     pub min_lr: f64,
 }
 
 /// `[run]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSettings {
-    /// The run's folder; must not exist or be empty. No default: nothing is written where it was not asked for.
+    /// The run's folder; must not exist or be empty, unless its run is resumed. No default: nothing is written where it
+    /// was not asked for.
     pub out: PathBuf,
     /// Optimizer steps, at least 1. No default.
     pub steps: usize,
@@ -149,6 +151,14 @@ pub struct RunSettings {
     pub validate_every: usize,
     /// Sequences per validation, from the start of the validation data. Default 8; refused without validation data.
     pub validation_sequences: usize,
+    /// Steps between two checkpoints; one more is written at the last step, and when the run is interrupted. Default 100:
+    /// little work is lost, little time is spent writing. `"off"` (`None`): only when the run is interrupted.
+    pub checkpoint_every: Option<usize>,
+    /// Newest checkpoints that stay, the one with the best validation loss beside them. Default 2: if the newest is
+    /// damaged, there is another.
+    pub keep_checkpoints: usize,
+    /// What is done when loss or gradient are not finite. Default `stop`; `skip` leaves that step's update out.
+    pub on_not_finite: OnNotFinite,
 }
 
 impl Config {
@@ -274,5 +284,8 @@ fn read_run(document: &Document, validates: bool) -> Result<RunSettings> {
         log_every: section.or("log_every", 1)?,
         validate_every: validate_every.unwrap_or(100),
         validation_sequences: validation_sequences.unwrap_or(8),
+        checkpoint_every: section.or("checkpoint_every", choices::Every(Some(100)))?.0,
+        keep_checkpoints: section.or("keep_checkpoints", 2)?,
+        on_not_finite: section.or("on_not_finite", OnNotFinite::Stop)?,
     })
 }

@@ -17,4 +17,5 @@ pub mod plan;
 pub mod run;
 pub mod run_folder;
 pub mod schedule;
+pub mod state;
 pub mod train;

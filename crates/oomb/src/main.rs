@@ -12,8 +12,9 @@ fn main() -> ExitCode {
     match cli::run(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", cli::readable(&error));
-            ExitCode::FAILURE
+            let (text, code) = cli::verdict(&error);
+            eprintln!("{text}");
+            code
         }
     }
 }

@@ -1,14 +1,15 @@
 //! What a run tells while it runs: one line of JSON per optimizer step, and progress for people. It must not know how a
 //! step is computed.
 
+mod file;
 mod progress;
+mod spikes;
 
+pub use file::MetricsFile;
 pub use progress::{Audience, Progress};
+pub use spikes::Spikes;
 
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::path::Path;
 
 /// Name of the file in a run's folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
@@ -18,9 +19,11 @@ pub const METRICS_FILE: &str = "metrics.jsonl";
 pub struct Record {
     /// From 1.
     pub step: usize,
-    /// Mean over all labels of the step, nats.
+    /// Mean over all labels of the step, nats; not finite only where the step was skipped, and then `null` in the file.
+    #[serde(deserialize_with = "nan_where_null")]
     pub loss: f64,
-    /// Global norm of the gradient, before clipping.
+    /// Global norm of the gradient, before clipping; as the loss.
+    #[serde(deserialize_with = "nan_where_null")]
     pub grad_norm: f64,
     /// Learning rate of this step.
     pub lr: f64,
@@ -39,34 +42,12 @@ pub struct Record {
     /// Mean over all labels of the validation sequences, nats; only where it was measured after this step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub validation_loss: Option<f64>,
+    /// Loss or gradient were not finite, and the weights were left as they were (`run.on_not_finite`); only where so.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub skipped: bool,
 }
 
-/// `metrics.jsonl` of a run, appended to step by step.
-#[derive(Debug)]
-pub struct MetricsFile {
-    file: File,
-}
-
-impl MetricsFile {
-    /// Creates the file in `folder`.
-    ///
-    /// # Errors
-    /// If it exists, or cannot be created.
-    pub fn create(folder: &Path) -> io::Result<Self> {
-        let path = folder.join(METRICS_FILE);
-        let named = |e: io::Error| io::Error::new(e.kind(), format!("cannot create {}: {e}", path.display()));
-        let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(named)?;
-        Ok(Self { file })
-    }
-
-    /// Appends one line; it is with the system when this returns, so that a killed run keeps it.
-    ///
-    /// # Errors
-    /// If the system refuses, most often because the disk is full.
-    pub fn append(&mut self, record: &Record) -> io::Result<()> {
-        let mut line = serde_json::to_string(record)?;
-        line.push('\n');
-        let named = |e: io::Error| io::Error::new(e.kind(), format!("cannot write {METRICS_FILE}: {e}"));
-        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(named)
-    }
+/// JSON has no NaN: it is written as `null`.
+fn nan_where_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

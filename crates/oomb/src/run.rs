@@ -1,76 +1,28 @@
 //! From a configuration to a run: the model, the data, the machine and the plan brought together, then the loop over
 //! optimizer steps. It must not know terminals: what happens is told to an [`Observer`].
 
+mod checkpoints;
+mod error;
 mod load;
 mod lora;
+mod training;
 
 use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule};
-use crate::data::{Cursor, Order, Windows};
+use crate::data::Windows;
 use crate::engine::{Engine, machine};
 use crate::kv::select::Selection;
 use crate::model::activations::Keep;
 use crate::model::config::ModelConfig;
 use crate::plan::{Machine, Plan, Request, Training};
 use crate::train::{self, LossSum, StepLoss, Update};
+pub use error::{Error, Result};
 pub use load::{ModelFiles, load_weights, save_weights};
 pub use lora::{Lora, save_adapter};
 use oomb_device::ops::optim::AdamW;
 use oomb_device::{Backend, DType};
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// Why a run ended early, or was not started.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Model files.
-    #[error(transparent)]
-    Checkpoint(#[from] crate::checkpoint::Error),
-    /// A preset that does not exist.
-    #[error("there is no built-in model {name:?}; {hint}")]
-    UnknownPreset {
-        /// As written.
-        name: String,
-        /// The nearest, or all.
-        hint: String,
-    },
-    /// `model.rope_scaling`.
-    #[error("model.{0}")]
-    Rope(String),
-    /// `[lora]`, or an adapter.
-    #[error("{0}")]
-    Lora(String),
-    /// How much memory there is.
-    #[error("cannot tell how much memory this machine has: {0}")]
-    HostMemory(String),
-    /// Datasets.
-    #[error(transparent)]
-    Data(#[from] crate::data::Error),
-    /// Memory.
-    #[error(transparent)]
-    DoesNotFit(#[from] crate::plan::DoesNotFit),
-    /// The device.
-    #[error(transparent)]
-    Device(#[from] oomb_device::Error),
-    /// Loss or gradient are no longer numbers.
-    #[error(
-        "step {step}: the {what} is {value}; training stopped and no model was saved\nlower optimizer.lr, set optimizer.clip_norm, \
-         or look at this step's data"
-    )]
-    NotFinite {
-        /// `"loss"` or `"gradient norm"`.
-        what: &'static str,
-        /// Optimizer step, from 1.
-        step: usize,
-        /// What it was.
-        value: f64,
-    },
-    /// The observer could not write down what happened.
-    #[error(transparent)]
-    Observer(#[from] std::io::Error),
-}
-
-/// Result with this module's [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+use std::path::PathBuf;
+use std::time::Duration;
+pub use training::Run;
 
 /// What one optimizer step did.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,6 +31,8 @@ pub struct StepRecord {
     pub step: usize,
     /// Loss, gradient norm, tokens.
     pub loss: StepLoss,
+    /// Whether the weights were changed by it.
+    pub outcome: Outcome,
     /// Learning rate of this step.
     pub lr: f64,
     /// Wall time of the step.
@@ -91,6 +45,29 @@ pub struct StepRecord {
     pub host_bytes: u64,
 }
 
+/// What came of an optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The weights were updated.
+    Updated,
+    /// Loss or gradient were not finite: the weights are as they were.
+    Skipped,
+}
+
+/// How [`Run::train`] ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// All steps are done.
+    Done,
+    /// It was asked to stop after this step, and saved a checkpoint.
+    Interrupted {
+        /// Steps done.
+        step: usize,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+}
+
 /// Who is told what happens.
 pub trait Observer {
     /// After an optimizer step; `validation` where it was due.
@@ -98,6 +75,21 @@ pub trait Observer {
     /// # Errors
     /// Ends the run.
     fn step(&mut self, record: &StepRecord, validation: Option<LossSum>) -> std::io::Result<()>;
+
+    /// Something that a person wants to know: a skipped step, a checkpoint.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn note(&mut self, text: &str) -> std::io::Result<()>;
+
+    /// Before a checkpoint is written: what was told so far must be on the disk when this returns.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn sync(&mut self) -> std::io::Result<()>;
+
+    /// Asked after each step: whether the run should save its state and end.
+    fn wants_to_stop(&self) -> bool;
 }
 
 /// What the plan needs to know of a configuration and the model it names, but for [`Lora`].
@@ -132,15 +124,17 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
 /// the full rate of the link.
 pub const DEFAULT_GROUP_PAGES: usize = 16;
 
-/// Learning rate of `step` (from 1): linear warm-up over `warmup_steps`, then cosine or linear decay to `min_lr` at the
-/// last step, or constant.
+/// Learning rate of `step` (from 1): linear warm-up over `warmup_steps`, then cosine or linear decay, or constant. The
+/// decay begins at the last step of warm-up (the first step where there is none) and would reach `min_lr` one step after
+/// the last, so that no step is wasted at rate 0; transformers' `get_cosine_schedule_with_warmup` does the same.
 pub fn learning_rate(config: &Config, step: usize) -> f64 {
     let (optimizer, steps) = (&config.optimizer, config.run.steps);
     let (lr, min_lr, warmup) = (optimizer.lr, optimizer.min_lr, optimizer.warmup_steps);
     if step <= warmup {
         return lr * step as f64 / warmup as f64;
     }
-    let progress = (step - warmup) as f64 / (steps.saturating_sub(warmup)).max(1) as f64;
+    let peak = warmup.max(1);
+    let progress = (step - peak) as f64 / (steps + 1).saturating_sub(peak).max(1) as f64;
     match optimizer.schedule {
         LrSchedule::Constant => lr,
         LrSchedule::Linear => lr + (min_lr - lr) * progress,
@@ -148,8 +142,8 @@ pub fn learning_rate(config: &Config, step: usize) -> f64 {
     }
 }
 
-/// How `step` changes the weights.
-fn update_of(config: &Config, step: usize) -> Update {
+/// How `step` changes the weights, as update number `update`.
+fn update_of(config: &Config, step: usize, update: usize) -> Update {
     let optimizer = &config.optimizer;
     Update {
         hyper: AdamW {
@@ -158,118 +152,10 @@ fn update_of(config: &Config, step: usize) -> Update {
             beta2: optimizer.betas.1 as f32,
             eps: optimizer.eps as f32,
             weight_decay: optimizer.weight_decay as f32,
-            step: u32::try_from(step).expect("steps fit 32 bits"),
+            step: u32::try_from(update).expect("steps fit 32 bits"),
         },
         clip_norm: optimizer.clip_norm.map(|norm| norm as f32),
         decay_norms_and_biases: optimizer.decay_norms_and_biases,
-    }
-}
-
-/// A run that is ready to start: everything was read, checked, planned and allocated.
-pub struct Run<B: Backend> {
-    config: Config,
-    files: ModelFiles,
-    engine: Engine<B>,
-    order: Order,
-    train: Windows,
-    validation: Option<Windows>,
-}
-
-impl<B: Backend> Run<B> {
-    /// Plans, allocates, and loads or makes the weights.
-    ///
-    /// # Errors
-    /// If the data does not suit the model, the plan does not fit `machine`, or the device fails.
-    pub fn new(
-        device: &B,
-        machine: &Machine,
-        config: Config,
-        files: ModelFiles,
-        data: (Windows, Option<Windows>),
-    ) -> Result<Self> {
-        let (train, validation) = data;
-        for windows in std::iter::once(&train).chain(&validation) {
-            windows.dataset().check_vocabulary(files.config.vocab_size)?;
-        }
-        device.check_attention(files.config.head_dim, config.kv.page_tokens)?;
-        lora::check_base(config.lora.as_ref(), &config.model)?;
-        let lora = config.lora.as_ref().map(|settings| Lora::open(settings, &files.config)).transpose()?;
-        let request = Request { lora: lora.as_ref().map(|lora| lora.config().clone()), ..request(&config, &files.config) };
-        let plan = Plan::new(&request, machine)?;
-        let mut engine = Engine::new(device, plan, config.kv.selection)?;
-        load_weights(&mut engine, &files, config.run.seed)?;
-        if let Some(lora) = lora {
-            lora.load(&mut engine, config.run.seed)?;
-        }
-        train::start_optimizer(&mut engine);
-        let order = Order::new(train.len(), config.run.seed, Cursor::default());
-        Ok(Self { config, files, engine, order, train, validation })
-    }
-
-    /// What was allocated.
-    pub fn plan(&self) -> &Plan {
-        &self.engine.plan
-    }
-
-    /// Writes what was trained as it is now: the adapter as a PEFT folder, or else the model as a Hugging Face folder with the
-    /// tokenizer of its checkpoint, or else of the data.
-    ///
-    /// # Errors
-    /// If the folder exists and is not empty, the disk refuses, or the device fails.
-    pub fn save(&self, out: &Path) -> Result<()> {
-        if self.config.lora.is_some() {
-            return save_adapter(&self.engine, self.files.folder(), out);
-        }
-        let mut tokenizer = self.files.tokenizer_files();
-        if tokenizer.is_empty() {
-            tokenizer.extend(self.train.dataset().tokenizer_file());
-        }
-        save_weights(&self.engine, &self.files, &tokenizer, out)
-    }
-
-    /// All steps.
-    ///
-    /// # Errors
-    /// If data cannot be read, the device fails, or numbers stop being finite; the weights are then those of the last
-    /// good step.
-    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        for step in 1..=self.config.run.steps {
-            let started = Instant::now();
-            let loss = self.step(step)?;
-            let record = StepRecord {
-                step,
-                loss,
-                lr: learning_rate(&self.config, step),
-                elapsed: started.elapsed(),
-                epochs: self.order.epochs(),
-                device_bytes: self.engine.device.device_bytes() + self.engine.device.workspace_bytes(),
-                host_bytes: self.engine.device.pinned_bytes(),
-            };
-            let due = step.is_multiple_of(self.config.run.validate_every.max(1)) || step == self.config.run.steps;
-            let validation = if due { self.validate()? } else { None };
-            observer.step(&record, validation)?;
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, step: usize) -> Result<StepLoss> {
-        let windows = (0..self.config.data.sequences_per_step).map(|_| self.order.next_window());
-        let sequences = windows.map(|window| self.train.get(window)).collect::<std::result::Result<Vec<_>, _>>()?;
-        let seed = self.config.run.seed.wrapping_add((step as u64) << 32);
-        let loss = train::gradient(&mut self.engine, &sequences, seed)?;
-        for (what, value) in [("loss", loss.loss), ("gradient norm", loss.grad_norm)] {
-            if !value.is_finite() {
-                return Err(Error::NotFinite { what, step, value });
-            }
-        }
-        train::update(&mut self.engine, &update_of(&self.config, step));
-        self.engine.device.synchronize()?;
-        Ok(loss)
-    }
-
-    fn validate(&mut self) -> Result<Option<LossSum>> {
-        let Some(windows) = &self.validation else { return Ok(None) };
-        evaluate(&mut self.engine, windows, self.config.run.validation_sequences, &mut |_, _| {}).map(Some)
     }
 }
 

@@ -1,5 +1,7 @@
 //! One optimizer step, and evaluation: sequences in, loss and an update out. It must not know files or terminals.
 
+pub mod finite;
+
 use crate::data::Sequence;
 use crate::engine::{Engine, OptimizerState};
 use crate::model::params::ParamSpec;

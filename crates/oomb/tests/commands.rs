@@ -118,7 +118,7 @@ fn a_run_from_text_to_an_exported_model() {
     let before = contents(dir);
     let (code, _, stderr) = oomb(dir, &train(&set));
     assert_eq!(code, 1);
-    insta::assert_snapshot!(stderr, @"error: runs/first is the folder of another run: set run.out to a new folder, or move the old one away; nothing was written");
+    insta::assert_snapshot!(stderr, @"error: runs/first holds a run: go on with it by --resume, or set run.out to a new folder; nothing was written");
     let (code, _, stderr) = oomb(dir, &["export", "--run", "runs/first", "--out", "exported"]);
     assert_eq!(code, 1);
     insta::assert_snapshot!(stderr, @"error: exported exists and is not empty: choose another folder, or remove it; nothing was written");
@@ -184,12 +184,12 @@ fn training_that_explodes_names_the_step() {
     let (code, _, stderr) = oomb(folder.path(), &train(&["optimizer.lr=1e30", "optimizer.clip_norm=off"]));
     assert_eq!(code, 1);
     insta::assert_snapshot!(stderr, @"
-    error: step 2: the gradient norm is NaN; training stopped and no model was saved
-    lower optimizer.lr, set optimizer.clip_norm, or look at this step's data
+    error: step 2: the gradient norm is NaN, backwards first in the gradient of model.norm.weight; training stopped
+    there is no checkpoint yet: lower optimizer.lr, set optimizer.clip_norm, or look at this step's data
     ");
     assert_eq!(metrics(folder.path(), "runs/first").len(), 1);
     let (_, _, stderr) = oomb(folder.path(), &["export", "--run", "runs/first", "--out", "exported"]);
-    insta::assert_snapshot!(stderr, @"error: runs/first holds no finished model: there is no runs/first/model");
+    insta::assert_snapshot!(stderr, @"error: runs/first holds neither a finished model nor a checkpoint");
 }
 
 /// `oomb plan --model qwen2.5-7b` for a GPU.
@@ -208,8 +208,8 @@ fn a_million_tokens_fit_one_gpu_and_not_a_small_one() {
     assert_eq!(code, 1);
     assert!(stdout.contains("adamw.master"), "the plan that does not fit is shown: {stdout}");
     insta::assert_snapshot!(stderr, @r#"
-    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 160.78 GiB of pinned host memory (125.00 GiB available)
-    largest: kv.gradients.host 107.19 GiB, kv.pages.host 53.59 GiB, gradients 28.37 GiB, adamw.master 28.37 GiB
+    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 161.11 GiB of pinned host memory (125.00 GiB available)
+    largest: kv.gradients.host 107.41 GiB, kv.pages.host 53.70 GiB, gradients 28.37 GiB, adamw.master 28.37 GiB
     it fits with kv.grad_dtype = "bf16", or with data.sequence_tokens = 524288
     "#);
     let (code, ..) = plan("1M", "139GiB", "125GiB", &["--set", "kv.grad_dtype=bf16"]);

@@ -31,7 +31,7 @@ fn another_run_is_left_alone() {
     for file in ["config.toml", METRICS_FILE] {
         fs::write(config.run.out.join(file), "old").unwrap();
         insta::allow_duplicates! {
-            insta::assert_snapshot!(message(), @"DIR/run is the folder of another run: set run.out to a new folder, or move the old one away; nothing was written");
+            insta::assert_snapshot!(message(), @"DIR/run holds a run: go on with it by --resume, or set run.out to a new folder; nothing was written");
         }
         assert_eq!(fs::read_to_string(config.run.out.join(file)).unwrap(), "old");
         fs::remove_file(config.run.out.join(file)).unwrap();
@@ -46,7 +46,8 @@ fn another_run_is_left_alone() {
 #[test]
 fn every_step_is_a_line_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let mut metrics = MetricsFile::create(folder.path()).unwrap();
+    let (mut metrics, kept) = MetricsFile::open(folder.path(), 0).unwrap();
+    assert_eq!(kept, 0);
     for step in 1..=3 {
         let record = Record {
             step,
@@ -60,6 +61,7 @@ fn every_step_is_a_line_at_once() {
             host_bytes: 0,
             epoch: 0.25,
             validation_loss: (step == 2).then_some(4.0),
+            skipped: false,
         };
         metrics.append(&record).unwrap();
         let text = fs::read_to_string(folder.path().join(METRICS_FILE)).unwrap();
@@ -72,5 +74,13 @@ fn every_step_is_a_line_at_once() {
     {"step":2,"loss":0.3333333333333333,"grad_norm":2.0,"lr":0.0003,"tokens":10,"seconds":0.5,"tokens_per_second":20.0,"device_bytes":1099511627776,"host_bytes":0,"epoch":0.25,"validation_loss":4.0}
     {"step":3,"loss":0.3333333333333333,"grad_norm":2.0,"lr":0.0003,"tokens":10,"seconds":0.5,"tokens_per_second":20.0,"device_bytes":1099511627776,"host_bytes":0,"epoch":0.25}
     "#);
-    assert!(MetricsFile::create(folder.path()).is_err(), "never twice");
+
+    // A run that goes on after step 2: later lines and a half-written one go, whole ones stay as they are.
+    let path = folder.path().join(METRICS_FILE);
+    fs::write(&path, format!("{text}{}", &text[..40])).unwrap();
+    let (mut metrics, kept) = MetricsFile::open(folder.path(), 2).unwrap();
+    assert_eq!(kept, 2);
+    metrics.sync().unwrap();
+    let two: String = text.lines().take(2).map(|line| format!("{line}\n")).collect();
+    assert_eq!(fs::read_to_string(&path).unwrap(), two);
 }

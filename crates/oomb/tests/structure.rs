@@ -17,7 +17,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 15] = [
+const ORDER: [(&str, &[&str]); 16] = [
     (
         "cli",
         &[
@@ -32,11 +32,12 @@ const ORDER: [(&str, &[&str]); 15] = [
             "plan",
             "run",
             "run_folder",
+            "state",
             "train",
             "kv",
         ],
     ),
-    ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "train"]),
+    ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "state", "train"]),
     ("doctor", &[]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
@@ -44,6 +45,7 @@ const ORDER: [(&str, &[&str]); 15] = [
     ("engine", &["data", "kv", "model", "plan"]),
     ("plan", &["config", "kv", "model"]),
     ("config", &["model", "kv"]),
+    ("state", &["checkpoint", "config", "data", "model", "run_folder"]),
     ("checkpoint", &["model"]),
     ("metrics", &["config"]),
     ("run_folder", &["config", "metrics"]),

@@ -4,8 +4,9 @@
 mod config;
 
 use super::read::read_json;
+use super::tensors::TensorWriter;
 use super::values::{Tensors, Values};
-use super::write::{Shard, ShardFile, WeightType, finish, in_new_folder, tensors_of, write_json};
+use super::write::{WeightType, in_new_folder, write_json};
 use super::{ADAPTER_CONFIG, ADAPTER_MODEL, Error, Result};
 use crate::model::config::ModelConfig;
 use crate::model::lora::{ALL_LINEAR, LoraConfig, Target, lora_specs};
@@ -144,12 +145,12 @@ pub fn write_adapter(
     in_new_folder(out, |folder| {
         write_json(&folder.join(ADAPTER_CONFIG), &config::write(export.lora, export.base))?;
         let specs = lora_specs(export.model, export.lora);
-        let tensors: Vec<_> = specs.iter().flat_map(tensors_of).collect();
-        let shard = Shard { file_name: ADAPTER_MODEL.to_owned(), tensors: 0..tensors.len() };
-        let mut file = ShardFile::create(folder, &shard, &tensors, WeightType::F32)?;
+        let tensors: Vec<(&str, &[usize])> =
+            specs.iter().map(|spec| (spec.sources[0].0.as_str(), spec.shape.as_slice())).collect();
+        let mut file = TensorWriter::create(&folder.join(ADAPTER_MODEL), &tensors, WeightType::F32)?;
         for spec in &specs {
-            file.push(&values(spec)?, WeightType::F32)?;
+            file.push(&values(spec)?)?;
         }
-        finish(Some(file))
+        file.finish().map(drop)
     })
 }

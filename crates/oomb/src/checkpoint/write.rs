@@ -2,15 +2,14 @@
 //!
 //! The folder appears under its name complete or not at all: it is written beside it, synced, and renamed.
 
-use super::header::{self, FileType};
+use super::header::FileType;
+use super::tensors::{Sum, TensorWriter};
 use super::{CONFIG, Error, INDEX, Result, SINGLE};
 use crate::model::config::ModelConfig;
 use crate::model::families::to_config_json;
 use crate::model::params::{ParamSpec, param_specs};
-use half::bf16;
 use serde_json::{Map, Value, json};
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// As transformers does.
@@ -39,7 +38,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    fn file_type(self) -> FileType {
+    pub(super) fn file_type(self) -> FileType {
         match self {
             Self::Bf16 => FileType::Bf16,
             Self::F32 => FileType::F32,
@@ -83,11 +82,26 @@ pub fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
 /// # Panics
 /// If `values` returns another number of values than the parameter has.
 pub fn write(out: &Path, export: &Export<'_>, values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
+    write_summed(out, export, values).map(drop)
+}
+
+/// [`write`], returning the names of the weight files with their sums.
+///
+/// # Errors
+/// As [`write`].
+///
+/// # Panics
+/// As [`write`].
+pub fn write_summed(
+    out: &Path,
+    export: &Export<'_>,
+    values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>,
+) -> Result<Vec<(PathBuf, Sum)>> {
     in_new_folder(out, |folder| write_into(folder, export, values))
 }
 
 /// Makes the folder `out` with what `fill` puts into it: complete, or not at all.
-pub(super) fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub(super) fn in_new_folder<T>(out: &Path, fill: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     check_free(out)?;
     let parent = match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -97,10 +111,11 @@ pub(super) fn in_new_folder(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) 
     std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     let partial = parent.join(format!(".{}.partial-{}", name.to_string_lossy(), std::process::id()));
     std::fs::create_dir(&partial).map_err(Error::io("create", &partial))?;
-    let written = fill(&partial).and_then(|()| {
+    let written = fill(&partial).and_then(|filled| {
         sync(&partial)?;
         std::fs::rename(&partial, out).map_err(Error::io("rename the finished export to", out))?;
-        sync(parent)
+        sync(parent)?;
+        Ok(filled)
     });
     if written.is_err() {
         // The first error is the one to report.
@@ -127,7 +142,11 @@ fn sync(path: &Path) -> Result<()> {
     File::open(path).and_then(|file| file.sync_all()).map_err(Error::io("sync", path))
 }
 
-fn write_into(folder: &Path, export: &Export<'_>, mut values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>) -> Result<()> {
+fn write_into(
+    folder: &Path,
+    export: &Export<'_>,
+    mut values: impl FnMut(&ParamSpec) -> Result<Vec<f32>>,
+) -> Result<Vec<(PathBuf, Sum)>> {
     let specs = param_specs(export.config);
     let tensors: Vec<Tensor> = specs.iter().flat_map(tensors_of).collect();
     let shards = plan_shards(&tensors, export);
@@ -142,31 +161,33 @@ fn write_into(folder: &Path, export: &Export<'_>, mut values: impl FnMut(&ParamS
         sync(&copy)?;
     }
     let mut shards = shards.iter();
-    let mut open: Option<ShardFile> = None;
+    let mut open: Option<TensorWriter> = None;
+    let mut sums = Vec::new();
     for spec in &specs {
         let values = values(spec)?;
         assert_eq!(values.len(), spec.len(), "values of {:?}", spec.id);
         let row_len = spec.len() / spec.shape[0];
         for (_, rows) in &spec.sources {
-            if open.as_ref().is_none_or(|shard| shard.remaining == 0) {
-                finish(open.take())?;
+            if open.as_ref().is_none_or(|shard| shard.remaining() == 0) {
+                finish(open.take(), &mut sums)?;
                 let shard = shards.next().expect("the shards hold every tensor");
-                open = Some(ShardFile::create(folder, shard, &tensors, export.weights)?);
+                open = Some(shard.create(folder, &tensors, export.weights)?);
             }
             let shard = open.as_mut().expect("just opened");
-            shard.push(&values[rows.start * row_len..rows.end * row_len], export.weights)?;
+            shard.push(&values[rows.start * row_len..rows.end * row_len])?;
         }
     }
-    finish(open)
+    finish(open, &mut sums)?;
+    Ok(sums)
 }
 
 /// A tensor as the checkpoint names it.
-pub(super) struct Tensor {
+struct Tensor {
     name: String,
     shape: Vec<usize>,
 }
 
-pub(super) fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
+fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
     spec.sources.iter().map(|(name, rows)| Tensor {
         name: name.clone(),
         shape: std::iter::once(rows.len()).chain(spec.shape[1..].iter().copied()).collect(),
@@ -174,9 +195,17 @@ pub(super) fn tensors_of(spec: &ParamSpec) -> impl Iterator<Item = Tensor> {
 }
 
 /// One weight file: its name, and which of all tensors it holds.
-pub(super) struct Shard {
-    pub file_name: String,
-    pub tensors: std::ops::Range<usize>,
+struct Shard {
+    file_name: String,
+    tensors: std::ops::Range<usize>,
+}
+
+impl Shard {
+    fn create(&self, folder: &Path, tensors: &[Tensor], weights: WeightType) -> Result<TensorWriter> {
+        let held = tensors[self.tensors.clone()].iter();
+        let held: Vec<(&str, &[usize])> = held.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
+        TensorWriter::create(&folder.join(&self.file_name), &held, weights)
+    }
 }
 
 fn tensor_bytes(tensor: &Tensor, weights: WeightType) -> u64 {
@@ -219,45 +248,9 @@ pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
     sync(path)
 }
 
-/// A weight file being written.
-pub(super) struct ShardFile {
-    path: PathBuf,
-    file: BufWriter<File>,
-    /// Tensors still to come.
-    remaining: usize,
-}
-
-impl ShardFile {
-    pub(super) fn create(folder: &Path, shard: &Shard, tensors: &[Tensor], weights: WeightType) -> Result<Self> {
-        let path = folder.join(&shard.file_name);
-        let held: Vec<(&str, &[usize])> =
-            tensors[shard.tensors.clone()].iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
-        let mut file = BufWriter::new(File::create(&path).map_err(Error::io("create", &path))?);
-        file.write_all(&header::build(&held, &weights.file_type())).map_err(Error::io("write", &path))?;
-        Ok(Self { path, file, remaining: held.len() })
-    }
-
-    pub(super) fn push(&mut self, values: &[f32], weights: WeightType) -> Result<()> {
-        // Converted in pieces, so that no second copy of a large parameter exists.
-        const PIECE: usize = 1 << 20;
-        for piece in values.chunks(PIECE) {
-            let written = match weights {
-                WeightType::F32 => self.file.write_all(bytemuck::cast_slice(piece)),
-                WeightType::Bf16 => {
-                    let rounded: Vec<bf16> = piece.iter().map(|&value| bf16::from_f32(value)).collect();
-                    self.file.write_all(bytemuck::cast_slice(&rounded))
-                }
-            };
-            written.map_err(Error::io("write", &self.path))?;
-        }
-        self.remaining -= 1;
-        Ok(())
-    }
-}
-
-pub(super) fn finish(shard: Option<ShardFile>) -> Result<()> {
+fn finish(shard: Option<TensorWriter>, sums: &mut Vec<(PathBuf, Sum)>) -> Result<()> {
     let Some(shard) = shard else { return Ok(()) };
-    let path = shard.path;
-    let file = shard.file.into_inner().map_err(|error| Error::io("write", &path)(error.into_error()))?;
-    file.sync_all().map_err(Error::io("sync", &path))
+    let (path, sum) = shard.finish()?;
+    sums.push((path.file_name().unwrap_or(path.as_os_str()).into(), sum));
+    Ok(())
 }

@@ -1,27 +1,31 @@
 //! `oomb export`: a run's model, or a model with an adapter merged into it, as a Hugging Face folder.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args as ClapArgs, ValueEnum};
 use oomb::checkpoint::{self, Export, WeightType};
 use oomb::config::{Config, ModelSettings, ModelSource, parse_bytes};
 use oomb::model::params::ParamSpec;
 use oomb::run::ModelFiles;
 use oomb::run_folder::{ADAPTER_FOLDER, CONFIG_FILE, MODEL_FOLDER};
+use oomb::state::{Checkpoint, Checkpoints};
 use std::path::{Path, PathBuf};
 
-/// Write the model of a finished run as a Hugging Face folder: config, safetensors, tokenizer files.
+/// Write the model of a run as a Hugging Face folder: config, safetensors, tokenizer files.
 ///
-/// A run with [lora] has an adapter instead, in PEFT's form, in its folder already; with --merge it is written into the weights
-/// of the model it was trained on. Weights are sharded with an index where they are large. The folder must be new.
+/// Of a run that is not finished, the newest intact checkpoint is taken. A run with [lora] has an adapter instead, in PEFT's
+/// form already; with --merge it is written into the weights of the model it was trained on. Weights are sharded with an index
+/// where they are large. The folder must be new.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb export --run runs/emma --out models/emma
   oomb export --run runs/emma --out models/emma-bf16 --dtype bf16
+  oomb export --run runs/emma --out models/emma-best --checkpoint best
+  oomb export --run runs/emma --out models/emma-100 --checkpoint step-100
   oomb export --run runs/tuned --merge --out models/tuned
   oomb export --model models/smollm2-135m --adapter runs/tuned/adapter --out models/tuned")]
 #[command(group = ArgGroup::new("what").required(true).args(["run", "model"]))]
 pub(crate) struct Args {
-    /// Folder of a finished run
+    /// Folder of the run
     #[arg(long)]
     run: Option<PathBuf>,
     /// Write the run's adapter into the weights of the model it was trained on
@@ -36,6 +40,9 @@ pub(crate) struct Args {
     /// Folder to make
     #[arg(long)]
     out: PathBuf,
+    /// A checkpoint instead of what the finished run saved: best (by validation loss) or step-N
+    #[arg(long, value_name = "best|step-N", requires = "run")]
+    checkpoint: Option<String>,
     /// Type of the weights; as the run or the model has them where nothing is said
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
@@ -59,16 +66,16 @@ fn shard_bytes(text: &str) -> Result<u64, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let model = match (&args.run, &args.model, &args.adapter) {
-        (Some(run), ..) if args.merge => merged_run(run)?,
-        (Some(run), ..) => finished_run(run)?,
-        (None, Some(model), Some(adapter)) => open(model)?.with_adapter(adapter)?,
+    let (model, own_type) = match (&args.run, &args.model, &args.adapter) {
+        (Some(run), ..) => of_run(run, args)?,
+        (None, Some(model), Some(adapter)) => (open(model)?.with_adapter(adapter)?, None),
         _ => bail!("name a run, or a model and an adapter"),
     };
-    let weights = match args.dtype {
-        Some(Dtype::F32) => WeightType::F32,
-        Some(Dtype::Bf16) => WeightType::Bf16,
-        None => model.weight_type()?,
+    let weights = match (args.dtype, own_type) {
+        (Some(Dtype::F32), _) => WeightType::F32,
+        (Some(Dtype::Bf16), _) => WeightType::Bf16,
+        (None, Some(own_type)) => own_type,
+        (None, None) => model.weight_type()?,
     };
     let export = Export {
         config: &model.config,
@@ -86,29 +93,58 @@ fn open(folder: &Path) -> Result<ModelFiles> {
     Ok(ModelFiles::open(&ModelSettings { source: ModelSource::Path(folder.to_owned()), rope_scaling: None })?)
 }
 
-/// The model that a run saved.
-fn finished_run(run: &Path) -> Result<ModelFiles> {
-    let (model, adapter) = (run.join(MODEL_FOLDER), run.join(ADAPTER_FOLDER));
-    ensure!(
-        model.is_dir() || !adapter.is_dir(),
-        "{} holds an adapter, not a model: add --merge to write it into the weights of its model, or take {} as it is, in PEFT's \
-         form",
-        run.display(),
-        adapter.display()
-    );
-    ensure!(model.is_dir(), "{} holds no finished model: there is no {}", run.display(), model.display());
-    open(&model)
+/// What a run trained, with the adapter merged where it is one; and the type in which the run computes, where its checkpoint has
+/// another.
+fn of_run(run: &Path, args: &Args) -> Result<(ModelFiles, Option<WeightType>)> {
+    let (folder, checkpoint) = source(run, args)?;
+    let is_adapter = folder.ends_with(ADAPTER_FOLDER);
+    match (is_adapter, args.merge) {
+        (false, false) => {
+            let bf16 = |checkpoint: &Checkpoint| checkpoint.saved.compute_dtype == "bf16";
+            let own_type = checkpoint.as_ref().map(|it| if bf16(it) { WeightType::Bf16 } else { WeightType::F32 });
+            Ok((open(&folder)?, own_type))
+        }
+        (false, true) => bail!("{} holds a model, not an adapter: leave --merge out", run.display()),
+        (true, false) => bail!(
+            "{} holds an adapter, not a model: add --merge to write it into the weights of its model, or take {} as it is, in PEFT's \
+             form",
+            run.display(),
+            folder.display()
+        ),
+        (true, true) => {
+            let config = match checkpoint {
+                Some(checkpoint) => checkpoint.config,
+                None => Config::load(&run.join(CONFIG_FILE), &[])?,
+            };
+            let base = ModelFiles::open(&config.model).with_context(|| {
+                format!(
+                    "cannot open the model that {} was trained on; if it has moved, give --model and --adapter",
+                    run.display()
+                )
+            })?;
+            Ok((base.with_adapter(&folder)?, None))
+        }
+    }
 }
 
-/// The model that a run was trained on, with the adapter that the run saved.
-fn merged_run(run: &Path) -> Result<ModelFiles> {
-    let adapter = run.join(ADAPTER_FOLDER);
-    ensure!(adapter.is_dir(), "{} holds no finished adapter: there is no {}", run.display(), adapter.display());
-    let config = Config::load(&run.join(CONFIG_FILE), &[])?;
-    let base = ModelFiles::open(&config.model).with_context(|| {
-        format!("cannot open the model that {} was trained on; if it has moved, give --model and --adapter", run.display())
-    })?;
-    Ok(base.with_adapter(&adapter)?)
+/// The folder of the model or the adapter to export, and the checkpoint that it is part of.
+fn source(run: &Path, args: &Args) -> Result<(PathBuf, Option<Checkpoint>)> {
+    let (finished, checkpoints) = ([MODEL_FOLDER, ADAPTER_FOLDER].map(|name| run.join(name)), Checkpoints::of(run));
+    let checkpoint = match (&args.checkpoint, finished.into_iter().find(|folder| folder.is_dir())) {
+        (Some(name), _) => checkpoints.named(name)?,
+        (None, Some(folder)) => return Ok((folder, None)),
+        (None, None) => {
+            let newest = checkpoints.newest()?;
+            for damaged in newest.damaged {
+                eprintln!("note: {damaged}; it is not used");
+            }
+            let missing = || format!("{} holds neither a finished model nor a checkpoint", run.display());
+            newest.checkpoint.with_context(missing)?
+        }
+    };
+    eprintln!("note: exporting checkpoint {}", checkpoint.name());
+    let folder = if checkpoint.config.lora.is_some() { checkpoint.adapter() } else { checkpoint.weights() };
+    Ok((folder, Some(checkpoint)))
 }
 
 /// A parameter's values: its tensors, one after the other.

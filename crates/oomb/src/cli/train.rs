@@ -1,28 +1,36 @@
 //! `oomb train`: a configuration to a trained model.
 
+mod recorder;
+
+use super::interrupt::{Interrupted, Interrupts};
 use super::machine::{on_device, open_data, open_device, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
 use oomb::data::{Source, Windows};
-use oomb::metrics::{Audience, MetricsFile, Progress, Record};
+use oomb::model::config::ModelConfig;
 use oomb::plan::{Plan, Tier};
-use oomb::run::{self, ModelFiles, Observer, Run, StepRecord};
+use oomb::run::{self, Ended, Lora, ModelFiles, Run};
 use oomb::run_folder;
-use oomb::train::LossSum;
+use oomb::state::{self, Beginning};
 use oomb_device::Backend;
-use std::io::{self, Stdout};
+use recorder::Recorder;
 use std::path::{Path, PathBuf};
 
 /// Train a model as a configuration file says.
 ///
-/// Everything is checked before any work: keys, files, vocabulary, memory. The run's folder must be new; it gets the
-/// resolved configuration, metrics.jsonl with a line per step, and the trained model, or with [lora] the trained adapter.
+/// Everything is checked before any work: keys, files, vocabulary, memory, disk. The run's folder must be new; it gets the
+/// resolved configuration, metrics.jsonl with a line per step, checkpoints, and the trained model, or with [lora] the trained
+/// adapter.
+///
+/// A run that was killed or interrupted goes on with --resume as if nothing had happened. SIGINT (Ctrl-C) and SIGTERM
+/// finish the step, save a checkpoint and end the run; a second one ends it at once.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb train --config configs/emma.toml
   oomb train --config configs/emma.toml --set run.out=runs/second --set optimizer.lr=1e-3
-  oomb train --config my.toml --set lora.rank=16        # an adapter; the model's weights stay as they are")]
+  oomb train --config my.toml --set lora.rank=16        # an adapter; the model's weights stay as they are
+  oomb train --config configs/emma.toml --resume")]
 pub(crate) struct Args {
     /// TOML file; every key is checked
     #[arg(long)]
@@ -30,32 +38,114 @@ pub(crate) struct Args {
     /// Override a setting, as often as needed: section.key=value
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Go on from the newest intact checkpoint in run.out; begin where there is none. Settings that change what is trained
+    /// must be as they were
+    #[arg(long)]
+    resume: bool,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let config = Config::load(&args.config, &args.set)?;
-    run_folder::check_new(&config.run.out)?;
+    // Before looking at what is there: another process may be changing it.
+    let there = args.resume && config.run.out.join(run_folder::CONFIG_FILE).exists();
+    let _lock = there.then(|| run_folder::lock(&config.run.out)).transpose()?;
+    let beginning = if args.resume { resumable(&config)? } else { Beginning::New };
+    match beginning {
+        Beginning::New => run_folder::check_new(&config.run.out)?,
+        Beginning::Finished => {
+            let name = run_folder::trained_folder(&config);
+            println!("the run is finished: {name} in {}", config.run.out.join(name).display());
+            return Ok(());
+        }
+        Beginning::Again | Beginning::After(_) => {}
+    }
+    state::check_writable(&config.run.out)?;
     use_threads(config.run.threads)?;
-    on_device!(open_device(config.run.device, config.run.compute_dtype)?, |device| train_on(&device, config))
+    let device = open_device(config.run.device, config.run.compute_dtype)?;
+    let ended = on_device!(device, |device| train_on(&device, config, beginning)?);
+    let Some((signal, step, checkpoint)) = ended else { return Ok(()) };
+    let message = format!("step {step} is done and saved in {}\ngo on with: {}", checkpoint.display(), again(args));
+    Err(Interrupted::new(signal, message).into())
 }
 
-fn train_on<B: Backend>(device: &B, config: Config) -> Result<()> {
+/// Where the run in the configuration's folder goes on.
+fn resumable(config: &Config) -> Result<Beginning> {
+    let found = state::find(config)?;
+    for note in found.notes {
+        eprintln!("note: {note}");
+    }
+    Ok(found.beginning)
+}
+
+/// Signal, steps done and checkpoint where the run was interrupted.
+fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Result<Option<(i32, usize, PathBuf)>> {
     let files = ModelFiles::open(&config.model)?;
     let data = open_windows(&config.data, &config.run)?;
-    let folder = config.run.out.clone();
+    check_disk(&config, &files.config)?;
     let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
-    run_folder::create(&config)?;
+    let folder = &config.run.out;
+    let _lock = if beginning == Beginning::New {
+        run_folder::create(&config)?;
+        Some(run_folder::lock(folder)?)
+    } else {
+        None
+    };
+    let step = take_up(&mut run, &config, &beginning)?;
     println!("{}", summary(run.plan()));
-    let mut recorder = Recorder::create(&config)?;
+    let interrupts = Interrupts::listen("this step is finished, then a checkpoint is saved")?;
+    let mut recorder = Recorder::new(&config, step, interrupts.clone())?;
     let outcome = run.train(&mut recorder);
-    recorder.progress.finish();
-    outcome?;
-    let name = if config.lora.is_some() { run_folder::ADAPTER_FOLDER } else { run_folder::MODEL_FOLDER };
-    let out = folder.join(name);
-    run.save(&out).with_context(|| format!("training is done, but the {name} could not be saved"))?;
-    println!("{name} in {}", out.display());
-    Ok(())
+    recorder.finish();
+    if let Ended::Interrupted { step, checkpoint } = outcome? {
+        return Ok(interrupts.signal().map(|signal| (signal, step, checkpoint)));
+    }
+    let name = run_folder::trained_folder(&config);
+    let trained = run_folder::put_trained(folder, name, |out| run.save(out).map_err(anyhow::Error::from));
+    let trained = trained.with_context(|| format!("training is done, but the {name} could not be saved"))?;
+    println!("{name} in {}", trained.display());
+    Ok(None)
+}
+
+/// Brings the run and its folder to the point from which it goes on; the steps that are done.
+fn take_up<B: Backend>(run: &mut Run<B>, config: &Config, beginning: &Beginning) -> Result<usize> {
+    let mut step = 0;
+    if let Beginning::After(checkpoint) = beginning {
+        run.resume(checkpoint)?;
+        step = checkpoint.saved.step;
+        let (was, is) = (&checkpoint.saved.compute_dtype, run.compute_dtype());
+        let dtype = if was == is { String::new() } else { format!(", computing in {is} instead of {was}") };
+        println!("going on after step {step} from {}{dtype}", checkpoint.folder.display());
+    }
+    if *beginning != Beginning::New {
+        run_folder::update(config)?;
+        state::Checkpoints::of(&config.run.out).clean(step)?;
+    }
+    Ok(step)
+}
+
+/// Refuses a run whose checkpoints and model do not fit the disk, before any work.
+fn check_disk(config: &Config, model: &ModelConfig) -> Result<()> {
+    let lora = config.lora.as_ref().map(|settings| Lora::open(settings, model)).transpose()?;
+    let one = state::checkpoint_bytes(model, lora.as_ref().map(Lora::config));
+    let stay = config.run.checkpoint_every.map_or(0, |_| config.run.keep_checkpoints as u64);
+    let best = u64::from(config.data.validation.is_some() && stay > 0);
+    let there = state::Checkpoints::of(&config.run.out).steps()?.len() as u64;
+    // One more while it is written; the model in f32 is a third of one.
+    let wanted = (stay + best + 1).saturating_sub(there) * one + one / 3;
+    let what = format!("{} checkpoints of {} and the model need", stay + best + 1, Bytes(one));
+    let hint = "set run.out to a larger disk, or set run.keep_checkpoints lower or run.checkpoint_every = \"off\"";
+    Ok(state::check_room(&config.run.out, wanted, &what, hint)?)
+}
+
+/// The command that goes on.
+fn again(args: &Args) -> String {
+    let quoted = |text: &str| {
+        let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_=./:+,".contains(c));
+        if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    };
+    let set: String = args.set.iter().map(|set| format!(" --set {}", quoted(set))).collect();
+    format!("oomb train --config {}{set} --resume", quoted(&args.config.display().to_string()))
 }
 
 /// What is about to be trained, in a line.
@@ -88,39 +178,4 @@ fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Windows, Opti
     let train = open(&data.train, "training data")?;
     let validation = data.validation.as_ref().map(|paths| open(paths, "validation data"));
     Ok((train, validation.transpose()?))
-}
-
-/// Writes every step down and shows it.
-struct Recorder {
-    metrics: MetricsFile,
-    progress: Progress<Stdout>,
-}
-
-impl Recorder {
-    fn create(config: &Config) -> Result<Self> {
-        let metrics = MetricsFile::create(&config.run.out)?;
-        let audience = Audience::of_this_process();
-        Ok(Self { metrics, progress: Progress::new(audience, config.run.steps, config.run.log_every, io::stdout()) })
-    }
-}
-
-impl Observer for Recorder {
-    fn step(&mut self, step: &StepRecord, validation: Option<LossSum>) -> io::Result<()> {
-        let seconds = step.elapsed.as_secs_f64();
-        let record = Record {
-            step: step.step,
-            loss: step.loss.loss,
-            grad_norm: step.loss.grad_norm,
-            lr: step.lr,
-            tokens: step.loss.tokens,
-            seconds,
-            tokens_per_second: step.loss.tokens as f64 / seconds,
-            device_bytes: step.device_bytes,
-            host_bytes: step.host_bytes,
-            epoch: step.epochs,
-            validation_loss: validation.map(|loss| loss.mean()),
-        };
-        self.metrics.append(&record)?;
-        self.progress.step(&record)
-    }
 }

@@ -33,6 +33,8 @@ impl Config {
             ("run.log_every", Some(self.run.log_every)),
             ("run.validate_every", Some(self.run.validate_every)),
             ("run.validation_sequences", Some(self.run.validation_sequences)),
+            ("run.checkpoint_every", self.run.checkpoint_every),
+            ("run.keep_checkpoints", Some(self.run.keep_checkpoints)),
         ];
         if let Some((key, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
             return Err(document.invalid(key, "must be at least 1, got 0"));

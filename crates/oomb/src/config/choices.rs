@@ -156,6 +156,27 @@ pub enum LrSchedule {
 
 words!(LrSchedule, "\"cosine\", \"linear\" or \"constant\"", Cosine = "cosine", Linear = "linear", Constant = "constant");
 
+/// What is done with a step whose loss or gradient is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnNotFinite {
+    /// The run ends; its last checkpoint stays.
+    Stop,
+    /// The weights stay as they are, and the run goes on with the next step.
+    Skip,
+}
+
+words!(OnNotFinite, "\"stop\" or \"skip\"", Stop = "stop", Skip = "skip");
+
+/// `run.checkpoint_every`: a number of steps, or `"off"`.
+pub(super) struct Every(pub(super) Option<usize>);
+
+impl Setting for Every {
+    const WANTED: &'static str = "a number of steps, or \"off\"";
+    fn read(value: &Value) -> ReadResult<Self> {
+        if value.as_str() == Some("off") { Ok(Self(None)) } else { usize::read(value).map(|every| Self(Some(every))) }
+    }
+}
+
 /// `run.device`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {

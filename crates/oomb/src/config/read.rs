@@ -31,7 +31,20 @@ pub(super) const KEYS: [(&str, &[&str]); 7] = [
     ),
     (
         "run",
-        &["out", "steps", "seed", "device", "compute_dtype", "threads", "log_every", "validate_every", "validation_sequences"],
+        &[
+            "out",
+            "steps",
+            "seed",
+            "device",
+            "compute_dtype",
+            "threads",
+            "log_every",
+            "validate_every",
+            "validation_sequences",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "on_not_finite",
+        ],
     ),
 ];
 

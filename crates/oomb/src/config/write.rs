@@ -52,6 +52,12 @@ impl Config {
         out.value("compute_dtype", text(self.run.compute_dtype));
         out.value("threads", or_auto(self.run.threads));
         out.value("log_every", self.run.log_every);
+        out.value(
+            "checkpoint_every",
+            self.run.checkpoint_every.map_or_else(|| text("off").to_string(), |every| every.to_string()),
+        );
+        out.value("keep_checkpoints", self.run.keep_checkpoints);
+        out.value("on_not_finite", text(self.run.on_not_finite));
         if validates {
             out.value("validate_every", self.run.validate_every);
             out.value("validation_sequences", self.run.validation_sequences);

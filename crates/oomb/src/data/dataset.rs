@@ -113,6 +113,18 @@ impl Dataset {
         self.index.num_tokens
     }
 
+    /// CRC-32 of all tokens and of where documents begin: the same data gives the same, wherever it lies.
+    pub fn fingerprint(&self) -> u32 {
+        let mut crc = crc32fast::Hasher::new();
+        for shard in &self.index.shards {
+            crc.update(&shard.crc32.to_le_bytes());
+        }
+        for document in &self.index.documents {
+            crc.update(&document.num_tokens.to_le_bytes());
+        }
+        crc.finalize()
+    }
+
     /// The `tokenizer.json` that made the tokens, where there is one.
     pub fn tokenizer_file(&self) -> Option<PathBuf> {
         let path = self.folder.join("tokenizer.json");

@@ -73,6 +73,23 @@ impl<W: Write> Progress<W> {
         Ok(())
     }
 
+    /// Shows a line that stays.
+    ///
+    /// # Errors
+    /// If the output is gone.
+    pub fn note(&mut self, text: &str) -> io::Result<()> {
+        match &self.bar {
+            Some(bar) => {
+                bar.println(text);
+                Ok(())
+            }
+            None => {
+                writeln!(self.lines, "{text}")?;
+                self.lines.flush()
+            }
+        }
+    }
+
     /// Leaves the last state on the terminal.
     pub fn finish(&mut self) {
         if let Some(bar) = &self.bar {
@@ -127,6 +144,7 @@ mod tests {
             host_bytes: 0,
             epoch: 0.5,
             validation_loss: (step == 4).then_some(5.0),
+            skipped: false,
         }
     }
 

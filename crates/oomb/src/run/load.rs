@@ -98,6 +98,18 @@ impl ModelFiles {
     pub fn tokenizer_files(&self) -> Vec<PathBuf> {
         self.checkpoint.as_ref().map_or_else(Vec::new, |checkpoint| checkpoint::tokenizer_files(checkpoint.folder()))
     }
+
+    /// What a folder with the weights of `engine` holds beside them; `tokenizer` are files to copy along.
+    pub(super) fn export<'a, B: Backend>(&'a self, tokenizer: &'a [PathBuf], engine: &Engine<B>) -> Export<'a> {
+        let weights = if engine.device.compute_dtype() == DType::Bf16 { WeightType::Bf16 } else { WeightType::F32 };
+        Export {
+            config: &self.config,
+            config_json: self.checkpoint.as_ref().map(Checkpoint::config_json),
+            files: tokenizer,
+            weights,
+            max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
+        }
+    }
 }
 
 fn find_preset(name: &str) -> Result<ModelConfig> {
@@ -143,15 +155,7 @@ pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed
 /// # Errors
 /// If the folder exists and is not empty, the disk refuses, or the device fails.
 pub fn save_weights<B: Backend>(engine: &Engine<B>, files: &ModelFiles, tokenizer: &[PathBuf], out: &Path) -> Result<()> {
-    let weights = if engine.device.compute_dtype() == DType::Bf16 { WeightType::Bf16 } else { WeightType::F32 };
-    let export = Export {
-        config: &files.config,
-        config_json: files.checkpoint.as_ref().map(Checkpoint::config_json),
-        files: tokenizer,
-        weights,
-        max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
-    };
-    checkpoint::write(out, &export, |spec| {
+    checkpoint::write(out, &files.export(tokenizer, engine), |spec| {
         let index = engine.weights.specs.iter().position(|own| own.id == spec.id).expect("the engine has every parameter");
         Ok(engine.device.download_f32(&engine.weights.views[index])?)
     })?;

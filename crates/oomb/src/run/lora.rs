@@ -87,6 +87,12 @@ pub(super) fn check_base(lora: Option<&LoraSettings>, model: &ModelSettings) -> 
     }
 }
 
+/// What a folder with the engine's adapter holds beside its values.
+pub(super) fn adapter_export<'a, B: Backend>(engine: &'a Engine<B>, base: Option<&'a Path>) -> AdapterExport<'a> {
+    let lora = engine.plan.request.lora.as_ref().expect("an engine with an adapter");
+    AdapterExport { model: &engine.config, lora, base: base.and_then(Path::to_str) }
+}
+
 /// Writes the engine's adapter as PEFT would, f32; `base` is where its model is.
 ///
 /// # Errors
@@ -95,8 +101,7 @@ pub(super) fn check_base(lora: Option<&LoraSettings>, model: &ModelSettings) -> 
 /// # Panics
 /// If the engine has no adapter.
 pub fn save_adapter<B: Backend>(engine: &Engine<B>, base: Option<&Path>, out: &Path) -> Result<()> {
-    let lora = engine.plan.request.lora.as_ref().expect("an engine with an adapter");
-    let export = AdapterExport { model: &engine.config, lora, base: base.and_then(Path::to_str) };
+    let export = adapter_export(engine, base);
     let mut values = full_weights(engine).iter();
     checkpoint::write_adapter(out, &export, |_| {
         Ok(engine.device.download_f32(values.next().expect("a view for each parameter"))?)

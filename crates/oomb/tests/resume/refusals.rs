@@ -1,0 +1,105 @@
+//! Which settings may change when a run goes on, and that everything else goes on exactly.
+
+use super::common::*;
+
+/// bf16 with f32 masters, several sequences a step, half a chunk kept, windows: nothing of it is lost in a checkpoint.
+#[test]
+fn every_kind_of_run_goes_on_exactly() {
+    let place = workplace();
+    let kinds: [&[&str]; 4] = [
+        &[],
+        &["run.compute_dtype=bf16", "kv.grad_dtype=bf16", "optimizer.decay_norms_and_biases=true"],
+        &["data.sequences_per_step=3", "schedule.keep=inputs", "optimizer.schedule=linear"],
+        &["kv.selection=window:40", "optimizer.schedule=constant", "optimizer.clip_norm=off", "kv.group_pages=1"],
+    ];
+    for (index, kind) in kinds.iter().enumerate() {
+        let run = format!("run{index}");
+        let reference = place.whole(&run, kind);
+        // In the first epoch, and in a later one.
+        for step in [20, 10] {
+            place.rewind(&run, step);
+            place.resume(&run, kind);
+            assert_eq!(place.result(&run), reference, "{kind:?} after step {step}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_configuration_is_refused_with_both_values() {
+    let place = workplace();
+    place.whole("run", &[]);
+    place.rewind("run", 20);
+    let before = place.contents("run");
+    let refuse = |set: &[&str]| {
+        let said = refused(&mut place.train("run", set, &["--resume"]));
+        assert_eq!(place.contents("run"), before, "nothing is touched");
+        said
+    };
+    insta::assert_snapshot!(refuse(&["optimizer.lr=1e-3", "optimizer.betas=[0.9, 0.99]", "run.log_every=2"]), @"
+    error: this is not the configuration with which runs/run was trained:
+      optimizer.betas is [0.9, 0.99] now, it was [0.9, 0.95]
+      optimizer.lr is 0.001 now, it was 0.003
+    set it back, or start a new run from the weights: `oomb export` them and set model.path to the export
+    ");
+    insta::assert_snapshot!(refuse(&["run.steps=40"]), @"
+    error: this is not the configuration with which runs/run was trained:
+      run.steps is 40 now, it was 30
+    set it back, or start a new run from the weights: `oomb export` them and set model.path to the export; run.steps may change only with a constant learning rate: otherwise it changes the rate of every step
+    ");
+    for change in
+        ["run.seed=1", "data.sequences_per_step=2", "kv.selection=window:64", "kv.grad_dtype=bf16", "data.sequence_tokens=99"]
+    {
+        let said = refuse(&[change]);
+        assert!(said.contains(&format!("  {} is ", change.split('=').next().unwrap())), "{said}");
+    }
+    std::fs::write(place.path().join("text.txt"), &novel()[1..1051]).unwrap();
+    let said = refuse(&[]);
+    assert!(said.starts_with("error: data.train is not what runs/run/checkpoints/step-20 was trained on (CRC "), "{said}");
+}
+
+#[test]
+fn harmless_changes_are_named_and_change_nothing() {
+    let place = workplace();
+    let reference = place.whole("run", &[]);
+    place.rewind("run", 20);
+    std::fs::rename(place.path().join("text.txt"), place.path().join("moved.txt")).unwrap();
+    let set = [
+        "run.log_every=3",
+        "run.checkpoint_every=4",
+        "run.threads=2",
+        "run.on_not_finite=skip",
+        "kv.prefetch_groups=1",
+        "data.train=moved.txt",
+        "data.validation=moved.txt",
+    ];
+    insta::assert_snapshot!(place.resume("run", &set), @r#"
+    note: data.train is "moved.txt" now, it was "text.txt" (the tokens are compared by checksum)
+    note: data.validation is "moved.txt" now, it was "text.txt" (validation trains nothing; the best loss is sought anew)
+    note: kv.prefetch_groups is 1 now, it was 2 (when pages move)
+    note: run.checkpoint_every is 4 now, it was 5 (only when state is written)
+    note: run.log_every is 3 now, it was 1 (only what is shown)
+    note: run.on_not_finite is "skip" now, it was "stop" (only what happens to steps that would end the run)
+    note: run.threads is 2 now, it was 1 (sums have a fixed order, whatever the threads)
+    "#);
+    assert_eq!(place.result("run"), reference);
+    let config = std::fs::read_to_string(place.run("run").join("config.toml")).unwrap();
+    assert!(config.contains("checkpoint_every = 4\n"), "{config}");
+}
+
+#[test]
+fn a_constant_rate_lets_a_run_be_longer() {
+    let place = workplace();
+    let constant = ["optimizer.schedule=constant", "run.validate_every=10"];
+    let reference = place.whole("long", &constant);
+    let short = [&constant[..], &["run.steps=20"]].concat();
+    place.whole("short", &short);
+    let said = place.resume("short", &constant);
+    assert_eq!(said, "note: run.steps is 30 now, it was 20 (with a constant learning rate)\n");
+    assert_eq!(place.result("short"), reference);
+    let said = refused(&mut place.train("short", &short, &["--resume"]));
+    insta::assert_snapshot!(said, @"
+    error: this is not the configuration with which runs/short was trained:
+      run.steps is 20 now, but 30 steps are done
+    set run.steps to 30 or more
+    ");
+}
