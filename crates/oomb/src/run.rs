@@ -4,7 +4,7 @@
 mod load;
 
 use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule};
-use crate::data::{Cursor, Order, Windows};
+use crate::data::{Cursor, Order, Sources, Windows};
 use crate::engine::{Engine, machine};
 use crate::kv::select::Selection;
 use crate::model::activations::Keep;
@@ -164,7 +164,7 @@ pub struct Run<B: Backend> {
     files: ModelFiles,
     engine: Engine<B>,
     order: Order,
-    train: Windows,
+    train: Sources,
     validation: Option<Windows>,
 }
 
@@ -178,10 +178,10 @@ impl<B: Backend> Run<B> {
         machine: &Machine,
         config: Config,
         files: ModelFiles,
-        data: (Windows, Option<Windows>),
+        data: (Sources, Option<Windows>),
     ) -> Result<Self> {
         let (train, validation) = data;
-        for windows in std::iter::once(&train).chain(&validation) {
+        for windows in train.windows().chain(&validation) {
             windows.dataset().check_vocabulary(files.config.vocab_size)?;
         }
         device.check_attention(files.config.head_dim, config.kv.page_tokens)?;
@@ -189,7 +189,7 @@ impl<B: Backend> Run<B> {
         let mut engine = Engine::new(device, plan, config.kv.selection)?;
         load_weights(&mut engine, &files, config.run.seed)?;
         train::start_optimizer(&mut engine);
-        let order = Order::new(train.len(), config.run.seed, Cursor::default());
+        let order = Order::new(&train.shares(), config.run.seed, Cursor::default());
         Ok(Self { config, files, engine, order, train, validation })
     }
 
@@ -205,7 +205,7 @@ impl<B: Backend> Run<B> {
     pub fn save(&self, out: &Path) -> Result<()> {
         let mut tokenizer = self.files.tokenizer_files();
         if tokenizer.is_empty() {
-            tokenizer.extend(self.train.dataset().tokenizer_file());
+            tokenizer.extend(self.train.windows().find_map(|windows| windows.dataset().tokenizer_file()));
         }
         save_weights(&self.engine, &self.files, &tokenizer, out)
     }

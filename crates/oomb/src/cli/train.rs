@@ -1,10 +1,10 @@
 //! `oomb train`: a configuration to a trained model.
 
-use super::machine::{on_device, open_data, open_device, use_threads};
+use super::machine::{cutting, on_device, open_data, open_device, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
-use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
-use oomb::data::{Source, Windows};
+use oomb::config::{Bytes, Config, DataSettings, RowSettings, RunSettings, format_count};
+use oomb::data::{Source, Sources, Windows};
 use oomb::metrics::{Audience, MetricsFile, Progress, Record};
 use oomb::model::params::{ParamSpec, param_specs};
 use oomb::plan::{Plan, Tier};
@@ -73,16 +73,45 @@ fn summary(plan: &Plan) -> String {
     )
 }
 
-/// Training and validation data as windows.
-fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Windows, Option<Windows>)> {
+/// Training and validation data as windows; says what became of the documents where not all are used whole.
+fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Sources, Option<Windows>)> {
     let prepared_in = run.out.parent().unwrap_or(Path::new("")).join("prepared");
-    let open = |paths: &[PathBuf], what| -> Result<Windows> {
-        let source = Source { paths, tokenizer: data.tokenizer.as_ref(), prepared_in: &prepared_in };
-        Ok(Windows::new(open_data(&source, what)?, data.sequence_tokens)?)
+    let open = |paths: &[PathBuf], rows: &RowSettings, what| -> Result<Windows> {
+        let source = Source { paths, tokenizer: data.tokenizer.as_ref(), rows, prepared_in: &prepared_in };
+        let windows = Windows::cut(open_data(&source, what)?, cutting(data))?;
+        report_fates(&windows, what);
+        Ok(windows)
     };
-    let train = open(&data.train, "training data")?;
-    let validation = data.validation.as_ref().map(|paths| open(paths, "validation data"));
-    Ok((train, validation.transpose()?))
+    let mut parts = Vec::new();
+    for source in data.all_sources() {
+        parts.push((open(&source.paths, &data.rows_of(&source), "training data")?, source.weight));
+    }
+    let validation = data.validation.as_ref().map(|paths| open(paths, &data.rows, "validation data"));
+    Ok((Sources::new(parts)?, validation.transpose()?))
+}
+
+/// Documents that are named for each fate.
+const NAMED: usize = 5;
+
+fn report_fates(windows: &Windows, what: &str) {
+    let (fates, dataset) = (windows.fates(), windows.dataset());
+    let lists = [
+        ("cut short to a sequence", &fates.truncated),
+        ("left out, longer than a sequence", &fates.too_long),
+        ("left out, nothing of them within a sequence is trained", &fates.without_labels),
+    ];
+    if lists.iter().all(|(_, documents)| documents.is_empty()) {
+        return;
+    }
+    let (used, sequences) = (format_count(fates.num_used as u64), format_count(windows.len() as u64));
+    eprintln!("{what}: {used} of {} documents in {sequences} sequences", format_count(dataset.num_documents() as u64));
+    for (fate, documents) in lists.iter().filter(|(_, documents)| !documents.is_empty()) {
+        let mut names: Vec<String> = documents.iter().take(NAMED).map(|&index| dataset.document_name(index)).collect();
+        if documents.len() > NAMED {
+            names.push("…".to_owned());
+        }
+        eprintln!("  {} {fate}: {}", format_count(documents.len() as u64), names.join(", "));
+    }
 }
 
 /// Writes every step down and shows it.

@@ -10,7 +10,24 @@ use toml::{Table, Value};
 /// Every section and every key there is. Reading a key that is not listed is our own mistake and panics.
 pub(super) const KEYS: [(&str, &[&str]); 6] = [
     ("model", &["preset", "path", "rope_scaling"]),
-    ("data", &["train", "validation", "sequence_tokens", "tokenizer", "sequences_per_step"]),
+    (
+        "data",
+        &[
+            "train",
+            "sources",
+            "validation",
+            "sequence_tokens",
+            "tokenizer",
+            "sequences_per_step",
+            "packing",
+            "long_documents",
+            "format",
+            "field",
+            "chat_template",
+            "loss_on",
+            "malformed",
+        ],
+    ),
     ("schedule", &["chunk_tokens", "keep", "loss_tile_tokens"]),
     ("kv", &["page_tokens", "selection", "grad_dtype", "device_budget", "group_pages", "prefetch_groups"]),
     (
