@@ -97,7 +97,11 @@ pub(super) fn list_inputs(paths: &[PathBuf]) -> Result<Vec<Input>> {
             inputs.push(Input::new(path));
         }
         if inputs.len() == before {
-            let hint = if is_pattern { ": no file fits the pattern" } else { ": neither a prepared folder, nor one of text" };
+            let hint = if is_pattern {
+                ": no file fits the pattern"
+            } else {
+                ": neither a prepared folder, nor one of .txt, .jsonl or .parquet files"
+            };
             return Err(Error::Empty { what: path.display().to_string(), hint });
         }
     }
@@ -196,5 +200,5 @@ impl<R: BufRead> ZstdFrames<R> {
 }
 
 fn not_zstd(error: FrameDecoderError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+    io::Error::new(io::ErrorKind::InvalidData, format!("not Zstandard: {error}"))
 }

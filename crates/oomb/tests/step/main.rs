@@ -4,5 +4,6 @@ mod common;
 mod cuda;
 mod gradient;
 mod invariance;
+mod packing;
 mod plan;
 mod store;
