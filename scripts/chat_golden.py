@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden conversations that the tests compare with: rendered and masked by transformers.
 
-    python scripts/chat_golden.py [crates/oomb/tests/golden/chat]
+    python scripts/chat_golden.py [crates/oomb/tests/golden_chat]
 
 Needs transformers, tokenizers and jinja2; the committed files were made with transformers 5.24.0, tokenizers 0.23.3 and
 jinja2 3.1.6 under Python 3.11. Running it again rewrites the same files.
@@ -145,7 +145,7 @@ def golden(tokenizer, pattern, messages, tools):
 
 
 def main():
-    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "crates/oomb/tests/golden/chat")
+    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "crates/oomb/tests/golden_chat")
     (out / "marked.jinja").write_text(MARKED)
     small_tokenizer(out / "tokenizer.json")
     cases = []

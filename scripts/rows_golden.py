@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the files of rows that the tests read: written by pyarrow and zstandard, so that the readers are compared with others.
 
-    python scripts/rows_golden.py [crates/oomb/tests/golden/rows]
+    python scripts/rows_golden.py [crates/oomb/tests/golden_rows]
 
 Needs pyarrow and zstandard; the committed files were made with pyarrow 26.0.1 and zstandard 0.25.0 under Python 3.11.
 
@@ -29,7 +29,7 @@ TALKS = [
 
 
 def main():
-    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "crates/oomb/tests/golden/rows")
+    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "crates/oomb/tests/golden_rows")
     out.mkdir(parents=True, exist_ok=True)
     texts = pyarrow.table(dict(id=list(range(len(TEXTS))), text=TEXTS))
     pyarrow.parquet.write_table(texts, out / "texts.parquet", compression="snappy", row_group_size=3)

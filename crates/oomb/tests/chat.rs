@@ -32,7 +32,7 @@ impl Case {
 }
 
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/chat")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden_chat")
 }
 
 fn cases() -> Vec<Case> {

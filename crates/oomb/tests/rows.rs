@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const LINES: &str = "{\"text\": \"one\", \"id\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"three\\n\"}\n";
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }
 
 fn write(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
@@ -32,7 +32,7 @@ fn prepare_as(rows: &RowSettings, inputs: &[PathBuf], out: &Path) -> oomb::data:
 }
 
 fn chat() -> RowSettings {
-    let chat_template = Some(golden("chat/qwen2.5.jinja"));
+    let chat_template = Some(golden("golden_chat/qwen2.5.jinja"));
     RowSettings { format: Some(DataFormat::Chat), chat_template, ..RowSettings::default() }
 }
 
@@ -52,7 +52,7 @@ fn documents(dataset: &Dataset, folder: &Path) -> Vec<(String, String)> {
 
 fn message<T>(result: oomb::data::Result<T>, folder: &Path) -> String {
     let text = result.err().expect("this should be refused").to_string();
-    text.replace(&folder.display().to_string(), "DIR").replace(&golden("").display().to_string(), "GOLDEN/")
+    text.replace(&folder.display().to_string(), "DIR").replace(&golden("").display().to_string(), "TESTS/")
 }
 
 fn gzip(content: &str) -> Vec<u8> {
@@ -94,18 +94,18 @@ fn tables_and_frames_of_other_writers_are_read() {
     let dir = folder.path();
     let wanted = ["The first text.", "Größe: 5 km², 中文 🦀", "The last."];
     for name in ["texts.parquet", "texts.jsonl.zst"] {
-        let prepared = prepare_as(&skip(RowSettings::default()), &[golden("rows").join(name)], &dir.join(name)).unwrap();
+        let prepared = prepare_as(&skip(RowSettings::default()), &[golden("golden_rows").join(name)], &dir.join(name)).unwrap();
         let Prepared::Written { dataset, left_out } = prepared else { panic!("nothing was written") };
-        let (texts, names): (Vec<_>, Vec<_>) = documents(&dataset, &golden("rows")).into_iter().unzip();
+        let (texts, names): (Vec<_>, Vec<_>) = documents(&dataset, &golden("golden_rows")).into_iter().unzip();
         assert_eq!(texts, wanted, "{name}");
         assert_eq!(names, [1, 3, 5].map(|row| format!("DIR/{name} row {row}")));
         let out: Vec<(u64, &str)> = left_out.iter().map(|row| (row.row, row.why.as_str())).collect();
         assert_eq!(out[0], (2, "nothing in it is trained"), "{name}");
         assert!(out[1].0 == 4 && out[1].1.contains("null"), "{name}: {out:?}");
     }
-    let text = message(prepare_as(&RowSettings::default(), &[golden("rows/texts.parquet")], &dir.join("out")), dir);
-    insta::assert_snapshot!(text, @r#"GOLDEN/rows/texts.parquet row 4: field `text` is null; mend the row, or leave such rows out with data.malformed = "skip" (--skip-malformed)"#);
-    let talks = prepare_as(&chat(), &[golden("rows/talks.parquet")], &dir.join("talks")).unwrap().into_dataset();
+    let text = message(prepare_as(&RowSettings::default(), &[golden("golden_rows/texts.parquet")], &dir.join("out")), dir);
+    insta::assert_snapshot!(text, @r#"TESTS/golden_rows/texts.parquet row 4: field `text` is null; mend the row, or leave such rows out with data.malformed = "skip" (--skip-malformed)"#);
+    let talks = prepare_as(&chat(), &[golden("golden_rows/talks.parquet")], &dir.join("talks")).unwrap().into_dataset();
     let texts: Vec<String> = documents(&talks, dir).into_iter().map(|(text, _)| text).collect();
     assert_eq!(texts.len(), 2, "nobody answers in the third");
     assert!(texts[0].ends_with("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n"), "{}", texts[0]);
@@ -174,14 +174,14 @@ fn files_that_are_not_what_they_are_called() {
     };
     let text = RowSettings::default();
     let column = RowSettings { field: Some("content".to_owned()), ..text.clone() };
-    insta::assert_snapshot!(refuse(&column, "a.parquet", &fs::read(golden("rows/texts.parquet")).unwrap()), @"DIR/a.parquet as Parquet: there is no column `content`: it has id, text; name one with data.field (--field)");
+    insta::assert_snapshot!(refuse(&column, "a.parquet", &fs::read(golden("golden_rows/texts.parquet")).unwrap()), @"DIR/a.parquet as Parquet: there is no column `content`: it has id, text; name one with data.field (--field)");
     insta::assert_snapshot!(refuse(&text, "b.parquet", b"not a table"), @"DIR/b.parquet as Parquet: Parquet error: Invalid Parquet file. Corrupt footer");
     insta::assert_snapshot!(refuse(&text, "c.parquet.gz", b""), @"DIR/c.parquet.gz is a packed Parquet file: unpack it, Parquet is read at random and packs its columns itself");
     insta::assert_snapshot!(refuse(&text, "d.jsonl.gz", b"{\"text\": \"not packed\"}"), @"cannot read DIR/d.jsonl.gz: invalid gzip header");
-    insta::assert_snapshot!(refuse(&text, "e.txt.zst", b"not packed"), @"cannot read DIR/e.txt.zst: BadMagicNumber(544501614)");
+    insta::assert_snapshot!(refuse(&text, "e.txt.zst", b"not packed"), @"cannot read DIR/e.txt.zst: not Zstandard: BadMagicNumber(544501614)");
     insta::assert_snapshot!(refuse(&chat(), "f.txt", b"Hello"), @r#"DIR/f.txt is plain text, which has no conversations: give .jsonl or .parquet files, or set data.format = "text""#);
     // Each truncation is an error, none a panic.
-    for (name, file) in [("t.parquet", "rows/texts.parquet"), ("t.jsonl.zst", "rows/texts.jsonl.zst")] {
+    for (name, file) in [("t.parquet", "golden_rows/texts.parquet"), ("t.jsonl.zst", "golden_rows/texts.jsonl.zst")] {
         let whole = fs::read(golden(file)).unwrap();
         for length in (0..whole.len()).step_by(7) {
             let input = [write(dir, name, &whole[..length])];
