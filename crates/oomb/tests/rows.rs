@@ -240,3 +240,26 @@ fn folders_of_the_first_version_are_read() {
     write(folder.path(), "index.json", index(4).to_string());
     insta::assert_snapshot!(message(Dataset::open(folder.path()), folder.path()), @"DIR/index.json is damaged: document b.txt should start at token 3 and have tokens, it starts at 4; make it again with `oomb prepare … --overwrite`");
 }
+
+/// Damage of a byte is an error or another text, never a panic or an endless loop.
+#[test]
+fn damaged_files_never_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let mut state = 1_u64;
+    for name in ["texts.parquet", "talks.parquet", "texts.jsonl.zst"] {
+        let whole = fs::read(golden("golden_rows").join(name)).unwrap();
+        for _ in 0..60 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (at, bit) = ((state >> 33) as usize % whole.len(), (state >> 29) & 7);
+            let mut content = whole.clone();
+            content[at] ^= 1 << bit;
+            let input = [write(dir, name, &content)];
+            let settings = if name == "talks.parquet" { skip(chat()) } else { skip(RowSettings::default()) };
+            let out = dir.join("out");
+            if prepare_as(&settings, &input, &out).is_ok() {
+                fs::remove_dir_all(&out).unwrap();
+            }
+        }
+    }
+}

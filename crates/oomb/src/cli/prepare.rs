@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb prepare data/emma.txt --out data/emma --tokenizer bytes
-  oomb prepare books/ 'more/**/*.jsonl.zst' --out data/books --tokenizer models/qwen2.5-7b
-  oomb prepare web.parquet --field content --skip-malformed --out data/web --tokenizer models/qwen2.5-7b
+  oomb prepare books/ 'more/**/*.jsonl.zst' --out data/books --tokenizer models/qwen
+  oomb prepare web.parquet --field content --skip-malformed --out data/web --tokenizer models/qwen
   oomb prepare talks.jsonl --format chat --tokenizer models/smollm2 --preview
   oomb prepare talks.jsonl --format chat --tokenizer models/smollm2 --out data/talks")]
 pub(crate) struct Args {

@@ -1,5 +1,6 @@
 //! `oomb train`: a configuration to a trained model.
 
+use super::data_report::data_report;
 use super::machine::{cutting, on_device, open_data, open_device, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -43,10 +44,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn train_on<B: Backend>(device: &B, config: Config) -> Result<()> {
     let files = ModelFiles::open(&config.model)?;
     let data = open_windows(&config.data, &config.run)?;
+    let mut reports: String = data.0.windows().map(|windows| data_report(windows, TRAINING)).collect();
+    reports.extend(data.1.iter().map(|windows| data_report(windows, VALIDATION)));
     let folder = config.run.out.clone();
     let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
     run_folder::create(&config)?;
-    println!("{}", summary(run.plan()));
+    println!("{reports}{}", summary(run.plan()));
     let mut recorder = Recorder::create(&config)?;
     let outcome = run.train(&mut recorder);
     recorder.progress.finish();
@@ -73,46 +76,24 @@ fn summary(plan: &Plan) -> String {
     )
 }
 
-/// Training and validation data as windows; says what became of the documents where not all are used whole.
+/// Training and validation data as windows.
 fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Sources, Option<Windows>)> {
     let prepared_in = run.out.parent().unwrap_or(Path::new("")).join("prepared");
     let open = |paths: &[PathBuf], rows: &RowSettings, what| -> Result<Windows> {
         let source = Source { paths, tokenizer: data.tokenizer.as_ref(), rows, prepared_in: &prepared_in };
-        let windows = Windows::cut(open_data(&source, what)?, cutting(data))?;
-        report_fates(&windows, what);
-        Ok(windows)
+        Ok(Windows::cut(open_data(&source, what)?, cutting(data))?)
     };
     let mut parts = Vec::new();
     for source in data.all_sources() {
-        parts.push((open(&source.paths, &data.rows_of(&source), "training data")?, source.weight));
+        parts.push((open(&source.paths, &data.rows_of(&source), TRAINING)?, source.weight));
     }
-    let validation = data.validation.as_ref().map(|paths| open(paths, &data.rows, "validation data"));
+    let validation = data.validation.as_ref().map(|paths| open(paths, &data.rows, VALIDATION));
     Ok((Sources::new(parts)?, validation.transpose()?))
 }
 
-/// Documents that are named for each fate.
-const NAMED: usize = 5;
-
-fn report_fates(windows: &Windows, what: &str) {
-    let (fates, dataset) = (windows.fates(), windows.dataset());
-    let lists = [
-        ("cut short to a sequence", &fates.truncated),
-        ("left out, longer than a sequence", &fates.too_long),
-        ("left out, nothing of them within a sequence is trained", &fates.without_labels),
-    ];
-    if lists.iter().all(|(_, documents)| documents.is_empty()) {
-        return;
-    }
-    let (used, sequences) = (format_count(fates.num_used as u64), format_count(windows.len() as u64));
-    eprintln!("{what}: {used} of {} documents in {sequences} sequences", format_count(dataset.num_documents() as u64));
-    for (fate, documents) in lists.iter().filter(|(_, documents)| !documents.is_empty()) {
-        let mut names: Vec<String> = documents.iter().take(NAMED).map(|&index| dataset.document_name(index)).collect();
-        if documents.len() > NAMED {
-            names.push("…".to_owned());
-        }
-        eprintln!("  {} {fate}: {}", format_count(documents.len() as u64), names.join(", "));
-    }
-}
+/// What the two kinds of data are called.
+const TRAINING: &str = "training data";
+const VALIDATION: &str = "validation data";
 
 /// Writes every step down and shows it.
 struct Recorder {

@@ -69,9 +69,13 @@ impl Rows {
                 }
             },
             Kind::Table { rows, .. } => {
-                let Some(row) = rows.next() else { return Ok(None) };
+                let next = guarded(|| rows.next().transpose());
                 self.number += 1;
-                let row = row.map_err(|e| table_error(&self.path, format!("cannot read row {}: {e}", self.number)))?;
+                let row = match next {
+                    Ok(Some(row)) => row,
+                    Ok(None) => return Ok(None),
+                    Err(detail) => return Err(table_error(&self.path, format!("cannot read row {}: {detail}", self.number))),
+                };
                 let Value::Object(fields) = without_nulls(row.to_json_value()) else { unreachable!("rows have named columns") };
                 Ok(Some(Row { number: self.number, content: Ok(fields) }))
             }
@@ -101,24 +105,33 @@ fn parse_line(line: &[u8]) -> std::result::Result<Map<String, Value>, String> {
 fn open_table(path: &Path, fields: &[&str]) -> Result<Kind> {
     let file = File::open(path).map_err(Error::io("read", path))?;
     let file_bytes = file.metadata().map_err(Error::io("read", path))?.len();
-    let wrong = |detail: parquet::errors::ParquetError| table_error(path, detail.to_string());
-    let reader = SerializedFileReader::new(file).map_err(wrong)?;
+    let wrong = |detail| table_error(path, detail);
+    let reader = guarded(|| SerializedFileReader::new(file)).map_err(wrong)?;
     let metadata = reader.metadata().file_metadata();
     let num_rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
     let root = metadata.schema();
     let columns = root.get_fields();
     if !columns.iter().any(|column| Some(&column.name()) == fields.first()) {
         let names: Vec<&str> = columns.iter().map(|column| column.name()).collect();
-        let wanted = fields.first().copied().unwrap_or_default();
-        return Err(table_error(
-            path,
-            format!("there is no column `{wanted}`: it has {}; name one with data.field (--field)", names.join(", ")),
-        ));
+        let (wanted, names) = (fields.first().copied().unwrap_or_default(), names.join(", "));
+        return Err(wrong(format!("there is no column `{wanted}`: it has {names}; name one with data.field (--field)")));
     }
     let wanted: Vec<Arc<Type>> = columns.iter().filter(|column| fields.contains(&column.name())).cloned().collect();
-    let projection = Type::group_type_builder(root.name()).with_fields(wanted).build().map_err(wrong)?;
-    let rows = RowIter::from_file_into(Box::new(reader)).project(Some(projection)).map_err(wrong)?;
+    let projection = guarded(|| Type::group_type_builder(root.name()).with_fields(wanted).build()).map_err(wrong)?;
+    let rows = guarded(|| RowIter::from_file_into(Box::new(reader)).project(Some(projection))).map_err(wrong)?;
     Ok(Kind::Table { rows, num_rows, file_bytes })
+}
+
+/// Runs a step of the reader, which panics on some damaged files: what is wrong, in either way.
+fn guarded<T>(step: impl FnOnce() -> parquet::errors::Result<T>) -> std::result::Result<T, String> {
+    // After a panic the reader is dropped, not used again: nothing half-changed is seen.
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
+        Ok(done) => done.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let said = panic.downcast_ref::<&str>().map(|&said| said.to_owned()).or_else(|| panic.downcast_ref().cloned());
+            Err(format!("damaged: {}", said.unwrap_or_else(|| "its reader gave up".to_owned())))
+        }
+    }
 }
 
 /// A table has all fields in every row, null where a row has none; a JSON line leaves them out.

@@ -152,8 +152,11 @@ fn nothing_left(dataset: &Dataset, sequence_tokens: u64, fates: &Fates) -> Error
     if !fates.too_long.is_empty() {
         return Error::NothingFits { path, sequence_tokens };
     }
-    let hint =
-        if dataset.is_masked() { " to predict within data.sequence_tokens" } else { " to predict: each is a single token" };
+    let hint = if dataset.is_masked() {
+        " to train within data.sequence_tokens: lengthen the sequence"
+    } else {
+        " to predict: each is a single token"
+    };
     Error::Empty { what: format!("every document of {}", path.display()), hint }
 }
 
