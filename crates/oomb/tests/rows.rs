@@ -249,7 +249,7 @@ fn damaged_files_never_panic() {
     let mut state = 1_u64;
     for name in ["texts.parquet", "talks.parquet", "texts.jsonl.zst"] {
         let whole = fs::read(golden("golden_rows").join(name)).unwrap();
-        for _ in 0..60 {
+        for _ in 0..25 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (at, bit) = ((state >> 33) as usize % whole.len(), (state >> 29) & 7);
             let mut content = whole.clone();
