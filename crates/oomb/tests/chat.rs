@@ -53,7 +53,7 @@ fn checkpoint(template: &str, special: &Map<String, Value>) -> (tempfile::TempDi
 fn of_golden(name: &str, special: &Map<String, Value>) -> (tempfile::TempDir, Tokenizer, ChatTemplate) {
     let source = fs::read_to_string(golden().join(format!("{name}.jinja"))).unwrap();
     let (folder, tokenizer) = checkpoint(&source, special);
-    let template = ChatTemplate::load(None, &tokenizer).unwrap();
+    let template = ChatTemplate::load(None, tokenizer.file()).unwrap();
     (folder, tokenizer, template)
 }
 
@@ -83,7 +83,7 @@ fn text_tokens_and_masks_are_those_of_transformers() {
 fn try_render(template: &str, messages: Value) -> Result<Vec<String>, String> {
     let special = Map::from_iter([("eos_token".to_owned(), json!("<|im_end|>"))]);
     let (_folder, tokenizer) = checkpoint(template, &special);
-    let template = ChatTemplate::load(None, &tokenizer).map_err(|error| error.to_string())?;
+    let template = ChatTemplate::load(None, tokenizer.file()).map_err(|error| error.to_string())?;
     let row = Map::from_iter([("messages".to_owned(), messages)]);
     let rendered = render(&template, &tokenizer, &row, "messages", LossOn::Assistant)?;
     Ok(rendered.trained.iter().map(|span| rendered.text[span.clone()].to_owned()).collect())
@@ -123,7 +123,7 @@ fn conversations_that_are_refused() {
 fn templates_are_found_where_transformers_finds_them() {
     let special = Map::from_iter([("bos_token".to_owned(), json!({"content": "<|im_start|>", "special": true}))]);
     let (folder, tokenizer) = checkpoint("{{ bos_token }}in the configuration", &special);
-    let load = |path: Option<&Path>| ChatTemplate::load(path, &tokenizer);
+    let load = |path: Option<&Path>| ChatTemplate::load(path, tokenizer.file());
     let text = |path: Option<&Path>, tools: Option<&Value>| load(path).unwrap().render(&[], tools, false).unwrap();
     assert_eq!(text(None, None), "<|im_start|>in the configuration");
     fs::write(folder.path().join("chat_template.jinja"), "{{ bos_token }}in a file\n").unwrap();
@@ -146,7 +146,7 @@ fn python_s_habits_are_known() {
         let special = Map::new();
         let (_folder, tokenizer) = checkpoint(template, &special);
         let messages = [json!({"role": "user", "content": null, "n": 1.0, "list": ["a", true, null]})];
-        ChatTemplate::load(None, &tokenizer).unwrap().render(&messages, None, false).unwrap()
+        ChatTemplate::load(None, tokenizer.file()).unwrap().render(&messages, None, false).unwrap()
     };
     assert_eq!(print("{{ messages[0].content }} {{ messages[0].n }} {{ messages[0].list }}"), "None 1.0 ['a', True, None]");
     assert_eq!(print("{{ '  a-b '.strip().split('-')[-1] }}{{ 'x'.startswith('x') }}{{ tools is none }}"), "bTrueTrue");

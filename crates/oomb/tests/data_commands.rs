@@ -65,10 +65,12 @@ fn a_preview_marks_what_is_trained() {
     let args = ["prepare", "talks.jsonl", "--format", "chat", "--chat-template", "chat.jinja", "--tokenizer", "bytes"];
     let (code, stdout, stderr) = oomb(folder.path(), &[&args[..], &["--preview"]].concat());
     assert_eq!((code, stderr.as_str()), (0, ""));
-    insta::assert_snapshot!(stdout, @"talks.jsonl row 1: 21 tokens, 10 of them trained, between ⟦ and ⟧
-<u>One?
-<a>⟦Two. 🦀
-⟧");
+    insta::assert_snapshot!(stdout, @"
+    talks.jsonl row 1: 21 tokens, 10 of them trained, between ⟦ and ⟧
+    <u>One?
+    <a>⟦Two. 🦀
+    ⟧
+    ");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "nothing is written");
     assert_eq!(oomb(folder.path(), &args).0, 2, "without --out");
     let (code, stdout, stderr) = oomb(folder.path(), &[&args[..], &["--out", "talks"]].concat());
@@ -91,13 +93,26 @@ fn sources_of_two_kinds_train_together() {
     let report: Vec<&str> = stdout.lines().take_while(|line| !line.contains("parameters")).collect();
     let report = report.join("\n");
     let checksum = report.split("talks-").nth(1).and_then(|text| text.split('/').next()).expect("the folder of the talks");
-    insta::assert_snapshot!(report.replace(checksum, "CHECKSUM"), @"training data: 400 tokens, 1 of 1 document(s), in 13 sequence(s)
-training data: 53 tokens, 2 of 2 document(s), in 2 sequence(s)
-  1 cut short to a sequence: talks.jsonl row 3
-  1 row(s) left out when it was prepared: runs/prepared/talks-CHECKSUM/left_out.jsonl");
+    insta::assert_snapshot!(report.replace(checksum, "CHECKSUM"), @"
+    training data: 400 tokens, 1 of 1 document(s), in 13 sequence(s)
+    training data: 53 tokens, 2 of 2 document(s), in 2 sequence(s)
+      1 cut short to a sequence: talks.jsonl row 3
+      1 row(s) left out when it was prepared: runs/prepared/talks-CHECKSUM/left_out.jsonl
+    ");
     let resolved = oomb(folder.path(), &["train", "--config", "runs/first/config.toml", "--set", "run.out=runs/second"]);
     assert_eq!(resolved.0, 0, "{}", resolved.2);
     assert_eq!(losses(folder.path(), "runs/first"), losses(folder.path(), "runs/second"));
+    let prepared = format!("data.sources=[{{ paths = \"runs/prepared/talks-{checksum}\" }}]");
+    let train = |set: &str| {
+        let sets = ["run.out=runs/third", "run.steps=1", "data.format=chat", &prepared, set];
+        let args = sets.iter().flat_map(|set| ["--set", set]);
+        oomb(folder.path(), &["train", "--config", "run.toml"].into_iter().chain(args).collect::<Vec<_>>())
+    };
+    let (code, _, stderr) = train("data.loss_on=all");
+    assert_eq!(code, 1);
+    insta::assert_snapshot!(stderr.replace(checksum, "CHECKSUM"), @r#"error: runs/prepared/talks-CHECKSUM was prepared with loss_on = "assistant", but data.loss_on is "all"; remove the setting, or prepare the data again"#);
+    let (code, _, stderr) = train("data.loss_on=assistant");
+    assert_eq!(code, 0, "{stderr}");
     let (code, _, stderr) =
         oomb(folder.path(), &["train", "--config", "run.toml", "--set", "run.out=x", "--set", "data.sequence_tokens=8"]);
     assert_eq!(code, 1);

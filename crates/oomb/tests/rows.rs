@@ -69,7 +69,7 @@ fn every_row_is_a_document_whatever_the_packing() {
         write(dir, "a.jsonl", LINES),
         write(dir, "b.jsonl.gz", [gzip(&LINES[..24]), gzip(&LINES[24..])].concat()),
         write(dir, "c.txt.gz", gzip("a whole file\n")),
-        write(dir, "d.ndjson", LINES.trim_end()),
+        write(dir, "d.ndjson", format!("\u{feff}{}", LINES.trim_end())),
     ];
     let Prepared::Written { dataset, left_out } = prepare_as(&RowSettings::default(), &files, &dir.join("out")).unwrap() else {
         panic!("nothing was written")

@@ -23,7 +23,7 @@ impl Reading {
         let format = rows.format.unwrap_or_default();
         let template = match format {
             DataFormat::Text => None,
-            DataFormat::Chat => Some(ChatTemplate::load(rows.chat_template.as_deref(), tokenizer)?),
+            DataFormat::Chat => Some(ChatTemplate::load(rows.chat_template.as_deref(), tokenizer.file())?),
         };
         let field = match format {
             DataFormat::Text => "text",

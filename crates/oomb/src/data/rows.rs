@@ -94,7 +94,8 @@ impl Rows {
 }
 
 fn parse_line(line: &[u8]) -> std::result::Result<Map<String, Value>, String> {
-    match serde_json::from_slice(line) {
+    // Some editors begin a file with a mark that it is UTF-8.
+    match serde_json::from_slice(line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line)) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err("not a JSON object".to_owned()),
         // The parser counts lines from here; the row is named by who reports this.

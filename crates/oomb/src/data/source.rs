@@ -1,5 +1,6 @@
 //! `data.train` and its kin: a prepared folder, or text that is prepared on first use. It must not know runs.
 
+use super::chat::ChatTemplate;
 use super::dataset::Dataset;
 use super::error::{Error, Result};
 use super::index::{Recipe, is_prepared};
@@ -8,7 +9,7 @@ use super::pieces::fingerprint;
 use super::prepare::{Advance, Existing, PrepareRequest, prepare};
 use super::reading::Reading;
 use super::tokenizer::Tokenizer;
-use crate::config::{DataFormat, RowSettings, TokenizerSource};
+use crate::config::{DataFormat, Malformed, RowSettings, TokenizerSource};
 use std::path::{Path, PathBuf};
 
 /// Where data comes from.
@@ -55,13 +56,23 @@ pub fn open_source(source: &Source<'_>, report: &mut dyn FnMut(Advance)) -> Resu
 /// Refuses a prepared folder that was made in another way than is said.
 fn check_recipe(rows: &RowSettings, dataset: &Dataset) -> Result<()> {
     let recipe = &dataset.index().recipe;
-    let text = |value: &dyn std::fmt::Display| value.to_string();
-    let said = [
-        ("format", rows.format.map(|format| text(&format)), text(&recipe.format)),
+    let mut said = vec![
+        ("format", rows.format.map(|format| format.to_string()), recipe.format.to_string()),
         ("field", rows.field.clone(), recipe.field.clone()),
-        ("loss_on", rows.loss_on.map(|loss_on| text(&loss_on)), text(&recipe.loss_on)),
-        ("malformed", rows.malformed.map(|malformed| text(&malformed)), text(&recipe.malformed)),
     ];
+    // What is said of conversations says nothing of text, which may be another source of the same run.
+    if recipe.format == DataFormat::Chat {
+        let template = rows.chat_template.as_deref().map(|path| ChatTemplate::load(Some(path), None)).transpose()?;
+        let crc = |crc: u32| format!("a template of CRC {crc:08x}");
+        let made = recipe.chat_template_crc32.map_or_else(String::new, crc);
+        said.push(("chat_template", template.map(|template| crc(template.crc32())), made));
+        said.push(("loss_on", rows.loss_on.map(|loss_on| loss_on.to_string()), recipe.loss_on.to_string()));
+    }
+    // A folder that was made without an error has nothing malformed to skip.
+    if recipe.malformed == Malformed::Skip {
+        let given = rows.malformed.map(|malformed| malformed.to_string());
+        said.push(("malformed", given, recipe.malformed.to_string()));
+    }
     for (key, given, made) in said {
         if let Some(given) = given.filter(|given| *given != made) {
             return Err(Error::OtherRecipe { path: dataset.folder().to_path_buf(), key, made, given });

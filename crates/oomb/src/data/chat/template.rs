@@ -2,7 +2,6 @@
 
 use super::environment::environment;
 use crate::data::error::{Error, Result};
-use crate::data::tokenizer::Tokenizer;
 use minijinja::Environment;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -28,12 +27,12 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Loads the template of a checkpoint: `chat_template.jinja` in `path`, or `chat_template` in its
     /// `tokenizer_config.json`, which also names the special tokens. `path` is the folder or either file; where nothing is
-    /// given, the folder of the tokenizer.
+    /// given, the folder of `tokenizer`, a `tokenizer.json`.
     ///
     /// # Errors
     /// If there is none, or it is not a template.
-    pub fn load(path: Option<&Path>, tokenizer: &Tokenizer) -> Result<Self> {
-        let beside = tokenizer.file().and_then(Path::parent);
+    pub fn load(path: Option<&Path>, tokenizer: Option<&Path>) -> Result<Self> {
+        let beside = tokenizer.and_then(Path::parent);
         let Some(path) = path.or(beside) else {
             let detail = "the byte tokenizer has none: set data.chat_template (--chat-template)".to_owned();
             return Err(Error::Template { path: PathBuf::from("none"), detail });
