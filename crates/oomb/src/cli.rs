@@ -1,6 +1,7 @@
 //! Commands and their arguments. Each module holds one command; they must not know each other.
 
 mod bench;
+mod data_report;
 mod doctor;
 mod eval;
 mod export;

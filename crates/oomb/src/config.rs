@@ -5,6 +5,7 @@
 
 mod check;
 mod choices;
+mod data;
 mod error;
 mod lora;
 mod read;
@@ -12,14 +13,16 @@ mod size;
 mod write;
 
 pub use choices::{
-    ComputeDtype, DeviceChoice, GradDtype, Keep, LrSchedule, ModelSource, OnNotFinite, OptimizerName, Selection, TokenizerSource,
+    ComputeDtype, DataFormat, DeviceChoice, GradDtype, Keep, LongDocuments, LossOn, LrSchedule, Malformed, ModelSource,
+    OnNotFinite, OptimizerName, Packing, Selection, TokenizerSource,
 };
+pub use data::{DataSettings, RowSettings, SourceSettings};
 pub use error::{Error, Result};
 pub use lora::{LoraSettings, LoraSource};
 pub use read::nearest;
 pub use size::{Bytes, format_count, parse_bytes, parse_tokens};
 
-use read::{Document, NumBytes, OrAuto, Paths, Section, Tokens};
+use read::{Document, NumBytes, OrAuto, Section, Tokens};
 use std::path::{Path, PathBuf};
 
 /// All settings of a run, complete and consistent.
@@ -50,23 +53,6 @@ pub struct ModelSettings {
     /// `rope_scaling = { rope_type = "yarn", factor = 4.0, … }`: replaces the checkpoint's own, in Hugging Face form.
     /// Default: the checkpoint's. For contexts longer than the model was trained on.
     pub rope_scaling: Option<serde_json::Map<String, serde_json::Value>>,
-}
-
-/// `[data]`: what to train on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DataSettings {
-    /// A folder made by `oomb prepare`, or text files (or a folder of `.txt` files), prepared on first use. No default.
-    pub train: Vec<PathBuf>,
-    /// The same, for the validation loss. Default: none, then nothing is validated.
-    pub validation: Option<Vec<PathBuf>>,
-    /// S, in tokens, at least 2. No default: it is what the run is about.
-    pub sequence_tokens: usize,
-    /// `"bytes"`, a `tokenizer.json`, or a checkpoint folder that has one. Needed for text files only; with a prepared
-    /// folder it must be the tokenizer that made it.
-    pub tokenizer: Option<TokenizerSource>,
-    /// Sequences per optimizer step, one after the other. Default 1: a long sequence is batch enough. The loss is the mean
-    /// over all labels of the step.
-    pub sequences_per_step: usize,
 }
 
 /// `[schedule]`: how a sequence is cut and what is kept of it.
@@ -177,7 +163,7 @@ impl Config {
     /// As [`Self::load`].
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
         let document = Document::parse(text, origin, overrides)?;
-        let data = read_data(&document.section("data"))?;
+        let data = data::read(&document)?;
         let config = Self {
             model: read_model(&document)?,
             lora: lora::read(&document)?,
@@ -211,16 +197,6 @@ fn read_model(document: &Document) -> Result<ModelSettings> {
         None => None,
     };
     Ok(ModelSettings { source, rope_scaling })
-}
-
-fn read_data(section: &Section<'_>) -> Result<DataSettings> {
-    Ok(DataSettings {
-        train: section.required::<Paths>("train", "name a folder made by `oomb prepare`, or text files")?.0,
-        validation: section.optional::<Paths>("validation")?.map(|paths| paths.0),
-        sequence_tokens: section.required::<Tokens>("sequence_tokens", "for example sequence_tokens = \"32K\"")?.0,
-        tokenizer: section.optional("tokenizer")?,
-        sequences_per_step: section.or("sequences_per_step", 1)?,
-    })
 }
 
 fn read_schedule(section: &Section<'_>) -> Result<ScheduleSettings> {

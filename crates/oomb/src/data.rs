@@ -1,22 +1,34 @@
 //! From documents to sequences with labels: tokenizers, prepared token shards, windows over them and their order. It must
 //! not know models or the schedule.
 
+pub mod chat;
 mod dataset;
 mod error;
+mod index;
+mod input;
 mod order;
 mod pieces;
 mod prepare;
+mod preview;
+mod reading;
+mod rows;
+mod shards;
 mod source;
+mod sources;
 mod tokenizer;
 mod windows;
 
-pub use dataset::{Dataset, Document, Index, Shard, is_prepared};
+pub use dataset::Dataset;
 pub use error::{Error, Result};
-pub use order::{Cursor, Order};
-pub use prepare::{Advance, Existing, PrepareRequest, Prepared, prepare};
+pub use index::{Index, Mask, Recipe, Shard, SourceFile, is_prepared};
+pub use order::{Cursor, Order, Place, Share, SourceCursor};
+pub use prepare::{Advance, Existing, LeftOut, PrepareRequest, Prepared, prepare};
+pub use preview::{Preview, preview};
+pub use reading::Reading;
 pub use source::{Source, open_source};
+pub use sources::Sources;
 pub use tokenizer::{Tokenizer, TokenizerIdentity};
-pub use windows::Windows;
+pub use windows::{Cutting, Fates, Windows};
 
 use oomb_device::ops::loss::IGNORE;
 
@@ -55,6 +67,19 @@ impl Sequence {
             labels[start - 1] = IGNORE;
         }
         Self { ids, labels, positions, first }
+    }
+
+    /// Takes the labels away that are tokens not to be trained: `trained` has a flag per token.
+    ///
+    /// # Panics
+    /// If it has another number of flags.
+    #[must_use]
+    pub fn masked(mut self, trained: &[bool]) -> Self {
+        assert_eq!(trained.len(), self.ids.len(), "a flag per token");
+        for (label, _) in self.labels.iter_mut().zip(&trained[1.min(trained.len())..]).filter(|(_, trained)| !**trained) {
+            *label = IGNORE;
+        }
+        self
     }
 
     /// Number of labels that count in the loss.

@@ -28,13 +28,16 @@ fn prepare_writes_once_and_overwrites_only_when_told() {
     let args = ["prepare", "a.txt", "b.txt", "--out", "out", "--tokenizer", "bytes"];
     let (code, stdout, stderr) = oomb(dir, &args);
     assert_eq!(code, 0, "{stderr}");
-    insta::assert_snapshot!(stdout, @"out: 8 tokens in 1 document, vocabulary 256, 1 shard");
-    insta::assert_snapshot!(stderr, @"note: b.txt is empty and was left out");
-    insta::assert_snapshot!(oomb(dir, &args).1, @"out: 8 tokens in 1 document, vocabulary 256, 1 shard (made before from the same text)");
+    insta::assert_snapshot!(stdout, @"out: 8 tokens in 1 document of 2 files, vocabulary 256, 1 shard; left out: 1 with nothing to train, 0 malformed");
+    insta::assert_snapshot!(stderr, @"left out: b.txt: empty");
+    insta::assert_snapshot!(oomb(dir, &args).1, @"out: 8 tokens in 1 document of 2 files, vocabulary 256, 1 shard; left out: 1 with nothing to train, 0 malformed (made before from the same text)");
     fs::write(dir.join("a.txt"), "three\n").unwrap();
-    insta::assert_snapshot!(refused(dir, &args), @"error: out was prepared from other text or with another tokenizer: name another folder, or give --overwrite; nothing was written");
+    insta::assert_snapshot!(refused(dir, &args), @"error: out was prepared from other text, in another way or with another tokenizer: name another folder, or give --overwrite; nothing was written");
     let (code, stdout, _) = oomb(dir, &[&args[..], &["--overwrite"]].concat());
-    assert_eq!((code, stdout.as_str()), (0, "out: 6 tokens in 1 document, vocabulary 256, 1 shard\n"));
+    assert_eq!(
+        (code, stdout.as_str()),
+        (0, "out: 6 tokens in 1 document of 2 files, vocabulary 256, 1 shard; left out: 1 with nothing to train, 0 malformed\n")
+    );
 }
 
 #[test]

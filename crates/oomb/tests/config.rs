@@ -178,6 +178,24 @@ fn settings_at_odds() {
 }
 
 #[test]
+fn sources_and_rows() {
+    let text = MINIMAL.replace("train = \"data/emma\"\n", "packing = \"documents\"\n")
+        + "[[data.sources]]\npaths = [\"a.jsonl\", \"b/*.parquet\"]\nweight = 3\n[[data.sources]]\npaths = \"talks\"\nformat = \"chat\"\n";
+    let config = Config::parse(&text, "emma.toml", &["data.loss_on=all".to_owned()]).unwrap();
+    assert_eq!(config.data.sources.iter().map(|source| source.weight).collect::<Vec<_>>(), [3.0, 1.0]);
+    assert_eq!(Config::parse(&config.to_toml(), "resolved", &[]).unwrap(), config);
+    let set = |set: &str| Config::parse(&text, "emma.toml", &[set.to_owned()]).unwrap_err().to_string();
+    insta::assert_snapshot!(set("data.train=x"), @"emma.toml: data has both train and sources: make train one of [[data.sources]]");
+    insta::assert_snapshot!(set("data.sources=[{ path = \"a\" }]"), @"--set data.sources: data.sources has an unknown key `path`; did you mean `paths`?");
+    insta::assert_snapshot!(set("data.sources=[{ paths = \"a\", weight = 0 }]"), @"--set data.sources: data.sources has weight = 0, which must be above 0");
+    insta::assert_snapshot!(set("data.sources=[{ paths = \"a\", format = \"csv\" }]"), @r#"--set data.sources: data.sources has format = "csv", which must be "text" or "chat""#);
+    insta::assert_snapshot!(set("data.sources=a.txt"), @r#"--set data.sources: data.sources must be sections: write [[data.sources]] and paths = "…", weight = 1.0 below it, got the string "a.txt""#);
+    insta::assert_snapshot!(set("data.packing=best"), @r#"--set data.packing: data.packing must be "auto", "concat", "documents" or "none", got the string "best""#);
+    insta::assert_snapshot!(refuse_set("data.loss_on=all"), @r#"--set data.loss_on: data.loss_on is for conversations: set data.format = "chat", or remove it"#);
+    insta::assert_snapshot!(refuse(&with("data", "packing = \"concat\"\nlong_documents = \"skip\"")), @r#"emma.toml: data.long_documents has no effect with packing = "concat", which cuts every document: remove one"#);
+}
+
+#[test]
 fn overrides_that_are_none() {
     insta::assert_snapshot!(refuse_set("steps=5"), @"--set steps=5: wants section.key=value; write run.steps=5");
     insta::assert_snapshot!(refuse_set("run.steps"), @"--set run.steps: wants section.key=value, for example run.steps=100");
@@ -204,7 +222,9 @@ proptest! {
     fn no_value_panics(
         key in prop::sample::select(vec![
             "model.preset", "model.path", "model.rope_scaling", "data.train", "data.validation", "data.sequence_tokens",
-            "data.tokenizer", "data.sequences_per_step", "schedule.chunk_tokens", "schedule.keep", "schedule.keep_budget", "schedule.loss_tile_tokens",
+            "data.tokenizer", "data.sequences_per_step", "data.sources", "data.packing", "data.long_documents", "data.format",
+            "data.field", "data.loss_on", "data.malformed", "schedule.chunk_tokens", "schedule.keep", "schedule.keep_budget",
+            "schedule.loss_tile_tokens",
             "kv.page_tokens", "kv.selection", "kv.grad_dtype", "kv.device_budget", "kv.group_pages", "kv.prefetch_groups",
             "optimizer.lr", "optimizer.betas", "optimizer.clip_norm", "optimizer.warmup_steps", "run.out", "run.steps",
             "run.seed", "run.device", "run.threads",

@@ -1,9 +1,10 @@
 //! From text to sequences: windows, order, prepared folders, and what is refused.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use oomb::config::TokenizerSource;
+use oomb::config::{RowSettings, TokenizerSource};
 use oomb::data::{
-    Cursor, Dataset, Existing, Order, PrepareRequest, Prepared, Sequence, Source, Tokenizer, Windows, open_source, prepare,
+    Cursor, Dataset, Existing, Order, PrepareRequest, Prepared, Reading, Sequence, Share, Source, Tokenizer, Windows,
+    open_source, prepare,
 };
 use oomb_device::ops::loss::IGNORE;
 use proptest::prelude::*;
@@ -26,7 +27,8 @@ fn bytes() -> Tokenizer {
 }
 
 fn prepare_with(tokenizer: &Tokenizer, inputs: &[PathBuf], out: &Path, existing: Existing) -> oomb::data::Result<Prepared> {
-    prepare(&PrepareRequest { inputs, out, tokenizer, existing }, &mut |_| {})
+    let reading = Reading::load(&RowSettings::default(), tokenizer)?;
+    prepare(&PrepareRequest { inputs, out, tokenizer, reading: &reading, existing }, &mut |_| {})
 }
 
 fn prepare_bytes(inputs: &[PathBuf], out: &Path) -> oomb::data::Result<Prepared> {
@@ -97,7 +99,7 @@ proptest! {
         };
         let mut counted = vec![0; num_tokens];
         for index in 0..windows.len() {
-            let (range, sequence) = (windows.range(index), windows.get(index).unwrap());
+            let (range, sequence) = (windows.pieces(index)[0].clone(), windows.get(index).unwrap());
             prop_assert!(sequence.ids.len() <= sequence_tokens && sequence.num_labels() > 0);
             for (t, &label) in sequence.labels.iter().enumerate() {
                 let position = range.start as usize + t;
@@ -114,30 +116,31 @@ proptest! {
 
     #[test]
     fn an_epoch_visits_every_window_once_and_goes_on_from_a_cursor(num in 1_usize..60, seed: u64, skip in 0_usize..150) {
-        let mut order = Order::new(num, seed, Cursor::default());
-        let visited: Vec<usize> = (0..4 * num).map(|_| order.next_window()).collect();
+        let mut order = Order::new(&[Share { num_windows: num, weight: 1.0 }], seed, Cursor::default());
+        let visited: Vec<usize> = (0..4 * num).map(|_| order.next_window().window).collect();
         for epoch in visited.chunks(num) {
             let mut sorted = epoch.to_vec();
             sorted.sort_unstable();
             prop_assert_eq!(sorted, (0..num).collect::<Vec<_>>());
         }
         let skip = skip % (3 * num);
-        let mut first = Order::new(num, seed, Cursor::default());
+        let mut first = Order::new(&[Share { num_windows: num, weight: 1.0 }], seed, Cursor::default());
         for _ in 0..skip {
             first.next_window();
         }
-        let mut resumed = Order::new(num, seed, first.cursor());
-        let rest: Vec<usize> = (skip..4 * num).map(|_| resumed.next_window()).collect();
+        let mut resumed = Order::new(&[Share { num_windows: num, weight: 1.0 }], seed, first.cursor());
+        let rest: Vec<usize> = (skip..4 * num).map(|_| resumed.next_window().window).collect();
         prop_assert_eq!(&rest[..], &visited[skip..]);
     }
 }
 
 #[test]
 fn epochs_and_seeds_differ() {
-    let mut order = Order::new(50, 0, Cursor::default());
-    let visited: Vec<usize> = (0..100).map(|_| order.next_window()).collect();
+    let shares = [Share { num_windows: 50, weight: 1.0 }];
+    let mut order = Order::new(&shares, 0, Cursor::default());
+    let visited: Vec<usize> = (0..100).map(|_| order.next_window().window).collect();
     assert_ne!(visited[..50], visited[50..]);
-    assert_ne!(Order::new(50, 1, Cursor::default()).next_window(), visited[0]);
+    assert_ne!(Order::new(&shares, 1, Cursor::default()).next_window().window, visited[0]);
 }
 
 /// A byte-level BPE of a few hundred merges, in the form that checkpoints ship. Its pre-tokeniser, GPT-2's, looks past
@@ -202,10 +205,10 @@ fn empty_and_missing_inputs() {
     let missing = [folder.path().join("none.txt")];
     insta::assert_snapshot!(message(prepare_bytes(&missing, &out), folder.path()), @"cannot read DIR/none.txt: No such file or directory (os error 2)");
     fs::create_dir(folder.path().join("sub")).unwrap();
-    insta::assert_snapshot!(message(prepare_bytes(&[folder.path().join("sub")], &out), folder.path()), @"DIR/sub has no tokens: neither a prepared folder, nor one of .txt files");
+    insta::assert_snapshot!(message(prepare_bytes(&[folder.path().join("sub")], &out), folder.path()), @"DIR/sub has no tokens: neither a prepared folder, nor one of .txt, .jsonl or .parquet files");
     let inputs = write_texts(folder.path(), &["", "text"]);
-    let Prepared::Written { skipped, .. } = prepare_bytes(&inputs, &out).unwrap() else { panic!("not written") };
-    assert_eq!(skipped, inputs[..1]);
+    let Prepared::Written { left_out, .. } = prepare_bytes(&inputs, &out).unwrap() else { panic!("not written") };
+    assert_eq!((left_out.len(), left_out[0].file.as_str(), left_out[0].row), (1, inputs[0].to_str().unwrap(), 0));
     assert!(matches!(prepare_bytes(&inputs, &out).unwrap(), Prepared::AlreadyThere(_)));
 }
 
@@ -216,7 +219,7 @@ fn nothing_is_overwritten() {
     let inputs = [folder.path().join("000.txt")];
     assert!(matches!(prepare_bytes(&inputs, &out).unwrap(), Prepared::AlreadyThere(_)));
     fs::write(&inputs[0], "other text").unwrap();
-    insta::assert_snapshot!(message(prepare_bytes(&inputs, &out), folder.path()), @"DIR/out was prepared from other text or with another tokenizer: name another folder, or give --overwrite; nothing was written");
+    insta::assert_snapshot!(message(prepare_bytes(&inputs, &out), folder.path()), @"DIR/out was prepared from other text, in another way or with another tokenizer: name another folder, or give --overwrite; nothing was written");
     assert_eq!(fs::read(out.join("index.json")).unwrap(), before);
 
     let written = prepare_with(&bytes(), &inputs, &out, Existing::Overwrite).unwrap().into_dataset();
@@ -261,8 +264,13 @@ fn damaged_folders_are_refused() {
     insta::assert_snapshot!(damaged(|out| fs::remove_file(out.join("index.json")).unwrap()), @"cannot read DIR/out/index.json: No such file or directory (os error 2)");
     insta::assert_snapshot!(damaged(|out| fs::write(out.join("index.json"), "{").unwrap()), @"DIR/out/index.json is damaged: not JSON: EOF while parsing an object at line 1 column 1; make it again with `oomb prepare … --overwrite`");
     insta::assert_snapshot!(damaged(|out| edit_index(out, "oomb-tokens", "bees")), @r#"DIR/out/index.json is damaged: its "format" is not "oomb-tokens"; make it again with `oomb prepare … --overwrite`"#);
-    insta::assert_snapshot!(damaged(|out| edit_index(out, "\"version\": 1", "\"version\": 9")), @"DIR/out/index.json has format version 9, this program reads 1: make it again with `oomb prepare … --overwrite`");
-    insta::assert_snapshot!(damaged(|out| edit_index(out, "\"first_token\": 8", "\"first_token\": 9")), @"DIR/out/index.json is damaged: document DIR/001.txt should start at token 8 and have tokens, it starts at 9; make it again with `oomb prepare … --overwrite`");
+    insta::assert_snapshot!(damaged(|out| edit_index(out, "\"version\": 2", "\"version\": 9")), @"DIR/out/index.json has format version 9, this program reads 1 to 2: make it again with `oomb prepare … --overwrite`");
+    insta::assert_snapshot!(damaged(|out| fs::write(out.join("documents.bin"), [0; 24]).unwrap()), @"DIR/out/documents.bin is damaged: wanted 32 bytes, got 24; make it again with `oomb prepare … --overwrite`");
+    insta::assert_snapshot!(damaged(|out| {
+        let mut content = fs::read(out.join("documents.bin")).unwrap();
+        content[0] ^= 1;
+        fs::write(out.join("documents.bin"), content).unwrap();
+    }), @"DIR/out/documents.bin is damaged: wanted CRC e2852de0, got 135f284a; make it again with `oomb prepare … --overwrite`");
     insta::assert_snapshot!(damaged(|out| edit_index(out, "\"num_tokens\": 12", "\"num_tokens\": 13")), @"DIR/out/index.json is damaged: 13 tokens in all, but shards have 12 and documents 12; make it again with `oomb prepare … --overwrite`");
     insta::assert_snapshot!(damaged(|out| edit_index(out, "\"largest_id\": 108", "\"largest_id\": 107")), @"DIR/out/index.json is damaged: largest_id = 107, but the largest in the shards is Some(108); make it again with `oomb prepare … --overwrite`");
     insta::assert_snapshot!(damaged(|out| edit_index(out, "\"vocab_size\": 256", "\"vocab_size\": 100")), @"DIR/out holds token id 108, outside the vocabulary of 100 of the model; prepare the data with the model's own tokenizer");
@@ -286,7 +294,7 @@ fn sources_are_prepared_once() {
     let cache = folder.path().join("prepared");
     let open = |paths: &[PathBuf], tokenizer: Option<TokenizerSource>| {
         let mut reports = 0;
-        let source = Source { paths, tokenizer: tokenizer.as_ref(), prepared_in: &cache };
+        let source = Source { paths, tokenizer: tokenizer.as_ref(), rows: &RowSettings::default(), prepared_in: &cache };
         open_source(&source, &mut |_| reports += 1).map(|dataset| (dataset, reports))
     };
     let (dataset, reports) = open(&inputs, Some(TokenizerSource::Bytes)).unwrap();

@@ -15,7 +15,9 @@ fn the_manual_has_every_key() {
     let text = read("configs/emma.toml");
     let optional = ["data.validation=data/other.txt", "lora.dropout=0"].map(str::to_owned);
     let resolved = Config::parse(&text, "emma.toml", &optional).unwrap().to_toml();
-    let mut keys: Vec<String> = ["path", "rope_scaling"].map(str::to_owned).to_vec();
+    let mut keys: Vec<String> = ["path", "rope_scaling", "sources", "format", "field", "chat_template", "loss_on", "malformed"]
+        .map(str::to_owned)
+        .to_vec();
     keys.extend(resolved.lines().filter_map(|line| Some(line.split_once(" = ")?.0.to_owned())));
     let manual = read("docs/configuration.md");
     let rows: Vec<&str> =

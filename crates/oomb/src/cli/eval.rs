@@ -1,6 +1,6 @@
 //! `oomb eval`: the loss of a model on a text.
 
-use super::machine::{on_device, open_data, open_device, use_threads};
+use super::machine::{cutting, on_device, open_data, open_device, use_threads};
 use super::settings::Settings;
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -74,10 +74,10 @@ fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<(
     let own =
         (!is_prepared(&args.data) && !files.tokenizer_files().is_empty()).then(|| TokenizerSource::Path(args.model.clone()));
     let tokenizer = config.data.tokenizer.as_ref().or(own.as_ref());
-    let source = Source { paths: &config.data.train, tokenizer, prepared_in: scratch.path() };
+    let source = Source { paths: &config.data.train, tokenizer, rows: &config.data.rows, prepared_in: scratch.path() };
     let dataset = open_data(&source, "tokenising")?;
     dataset.check_vocabulary(files.config.vocab_size)?;
-    let windows = Windows::new(dataset, config.data.sequence_tokens)?;
+    let windows = Windows::cut(dataset, cutting(&config.data))?;
     let request = run::request(config, &files.config);
     let machine = run::this_machine(device)?;
     let mut engine = run::evaluator(device, &machine, &request, &files, config.kv.selection)?;
@@ -89,7 +89,7 @@ fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<(
     });
     bar.finish_and_clear();
     let loss = loss?;
-    let tokens = (0..sequences).map(|index| windows.range(index)).map(|range| range.end - range.start).sum();
+    let tokens = (0..sequences).map(|index| windows.num_tokens(index)).sum();
     let report = Report { sequences, tokens, loss };
     if args.json {
         println!("{}", report.json())

@@ -2,8 +2,8 @@
 
 use super::prepare::PrepareProgress;
 use anyhow::{Context, Result};
-use oomb::config::{ComputeDtype, DeviceChoice};
-use oomb::data::{Dataset, Source, open_source};
+use oomb::config::{ComputeDtype, DataSettings, DeviceChoice};
+use oomb::data::{Cutting, Dataset, Source, open_source};
 use oomb_device::DType;
 use oomb_device::cpu::{Cpu, CpuOptions};
 use oomb_device::cuda::Cuda;
@@ -64,4 +64,10 @@ pub(crate) fn open_data(source: &Source<'_>, what: &'static str) -> Result<Datas
     let dataset = open_source(source, &mut |advance| progress.advance(advance));
     progress.finish();
     Ok(dataset?)
+}
+
+/// How a configuration cuts documents into sequences.
+pub(crate) fn cutting(data: &DataSettings) -> Cutting {
+    let (sequence_tokens, packing, long_documents) = (data.sequence_tokens, data.packing, data.long_documents);
+    Cutting { sequence_tokens, packing, long_documents }
 }

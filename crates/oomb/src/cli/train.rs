@@ -2,12 +2,13 @@
 
 mod recorder;
 
+use super::data_report::data_report;
 use super::interrupt::{Interrupted, Interrupts};
-use super::machine::{on_device, open_data, open_device, use_threads};
+use super::machine::{cutting, on_device, open_data, open_device, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
-use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
-use oomb::data::{Source, Windows};
+use oomb::config::{Bytes, Config, DataSettings, RowSettings, RunSettings, format_count};
+use oomb::data::{Source, Sources, Windows};
 use oomb::model::config::ModelConfig;
 use oomb::plan::{Plan, Tier};
 use oomb::run::{self, Ended, Lora, ModelFiles, Run};
@@ -82,6 +83,8 @@ fn resumable(config: &Config) -> Result<Beginning> {
 fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Result<Option<(i32, usize, PathBuf)>> {
     let files = ModelFiles::open(&config.model)?;
     let data = open_windows(&config.data, &config.run)?;
+    let mut reports: String = data.0.windows().map(|windows| data_report(windows, TRAINING)).collect();
+    reports.extend(data.1.iter().map(|windows| data_report(windows, VALIDATION)));
     check_disk(&config, &files.config)?;
     let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
     let folder = &config.run.out;
@@ -92,7 +95,7 @@ fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Res
         None
     };
     let step = take_up(&mut run, &config, &beginning)?;
-    println!("{}", summary(run.plan()));
+    println!("{reports}{}", summary(run.plan()));
     let interrupts = Interrupts::listen("this step is finished, then a checkpoint is saved")?;
     let mut recorder = Recorder::new(&config, step, interrupts.clone())?;
     let outcome = run.train(&mut recorder);
@@ -169,13 +172,20 @@ fn summary(plan: &Plan) -> String {
 }
 
 /// Training and validation data as windows.
-fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Windows, Option<Windows>)> {
+fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Sources, Option<Windows>)> {
     let prepared_in = run.out.parent().unwrap_or(Path::new("")).join("prepared");
-    let open = |paths: &[PathBuf], what| -> Result<Windows> {
-        let source = Source { paths, tokenizer: data.tokenizer.as_ref(), prepared_in: &prepared_in };
-        Ok(Windows::new(open_data(&source, what)?, data.sequence_tokens)?)
+    let open = |paths: &[PathBuf], rows: &RowSettings, what| -> Result<Windows> {
+        let source = Source { paths, tokenizer: data.tokenizer.as_ref(), rows, prepared_in: &prepared_in };
+        Ok(Windows::cut(open_data(&source, what)?, cutting(data))?)
     };
-    let train = open(&data.train, "training data")?;
-    let validation = data.validation.as_ref().map(|paths| open(paths, "validation data"));
-    Ok((train, validation.transpose()?))
+    let mut parts = Vec::new();
+    for source in data.all_sources() {
+        parts.push((open(&source.paths, &data.rows_of(&source), TRAINING)?, source.weight));
+    }
+    let validation = data.validation.as_ref().map(|paths| open(paths, &data.rows, VALIDATION));
+    Ok((Sources::new(parts)?, validation.transpose()?))
 }
+
+/// What the two kinds of data are called.
+const TRAINING: &str = "training data";
+const VALIDATION: &str = "validation data";

@@ -22,6 +22,14 @@ macro_rules! words {
             }
         }
 
+        impl std::str::FromStr for $type {
+            type Err = String;
+            fn from_str(text: &str) -> std::result::Result<Self, String> {
+                let value = Value::String(text.to_owned());
+                Self::read(&value).map_err(|_| format!("wanted {}, got {text:?}", <Self as Setting>::WANTED))
+            }
+        }
+
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(match self { $(Self::$variant => $word),+ })
@@ -227,3 +235,88 @@ impl Setting for ClipNorm {
         if value.as_str() == Some("off") { Ok(Self(None)) } else { f64::read(value).map(|norm| Self(Some(norm))) }
     }
 }
+
+/// `data.format`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataFormat {
+    /// Plain text: a file, or one field of each row, is a document.
+    #[default]
+    Text,
+    /// Conversations: a list of messages in each row, rendered by a chat template.
+    Chat,
+}
+
+words!(DataFormat, "\"text\" or \"chat\"", Text = "text", Chat = "chat");
+
+/// `data.loss_on`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossOn {
+    /// What the assistant says, the token that ends its turn included.
+    #[default]
+    Assistant,
+    /// Every token of the conversation.
+    All,
+}
+
+words!(LossOn, "\"assistant\" or \"all\"", Assistant = "assistant", All = "all");
+
+/// `data.malformed`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Malformed {
+    /// The first one ends the work, naming file and row.
+    #[default]
+    Error,
+    /// They are left out, counted, and named.
+    Skip,
+}
+
+words!(Malformed, "\"error\" or \"skip\"", Error = "error", Skip = "skip");
+
+/// `data.packing`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Packing {
+    /// `concat` for text, `documents` for conversations.
+    #[default]
+    Auto,
+    /// Windows over the documents one after the other, cut wherever a window ends.
+    Concat,
+    /// Whole documents, as many as fit into each sequence.
+    Documents,
+    /// One document per sequence, of the document's own length.
+    None,
+}
+
+words!(
+    Packing,
+    "\"auto\", \"concat\", \"documents\" or \"none\"",
+    Auto = "auto",
+    Concat = "concat",
+    Documents = "documents",
+    None = "none"
+);
+
+/// `data.long_documents`: what becomes of documents longer than a sequence, where documents are kept whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LongDocuments {
+    /// `cut` for text, `truncate` for conversations.
+    #[default]
+    Auto,
+    /// Cut into pieces of a sequence each; a piece does not see the one before.
+    Cut,
+    /// The start is used, the rest is not.
+    Truncate,
+    /// Left out.
+    Skip,
+}
+
+words!(
+    LongDocuments,
+    "\"auto\", \"cut\", \"truncate\" or \"skip\"",
+    Auto = "auto",
+    Cut = "cut",
+    Truncate = "truncate",
+    Skip = "skip"
+);

@@ -11,7 +11,24 @@ use toml::{Table, Value};
 pub(super) const KEYS: [(&str, &[&str]); 7] = [
     ("model", &["preset", "path", "rope_scaling"]),
     ("lora", &["path", "rank", "alpha", "rslora", "target_modules", "dropout"]),
-    ("data", &["train", "validation", "sequence_tokens", "tokenizer", "sequences_per_step"]),
+    (
+        "data",
+        &[
+            "train",
+            "sources",
+            "validation",
+            "sequence_tokens",
+            "tokenizer",
+            "sequences_per_step",
+            "packing",
+            "long_documents",
+            "format",
+            "field",
+            "chat_template",
+            "loss_on",
+            "malformed",
+        ],
+    ),
     ("schedule", &["chunk_tokens", "keep", "keep_budget", "loss_tile_tokens"]),
     ("kv", &["page_tokens", "selection", "grad_dtype", "device_budget", "group_pages", "prefetch_groups"]),
     (

@@ -1,6 +1,6 @@
 //! The configuration with every default filled in, as TOML that reads back to the same. It must not know where it is put.
 
-use super::{Config, LoraSource, LrSchedule, ModelSource, TokenizerSource};
+use super::{Config, LoraSource, LrSchedule, ModelSource};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use toml::Value;
@@ -19,18 +19,7 @@ impl Config {
             out.value("rope_scaling", Value::try_from(scaling).expect("the table came from TOML"));
         }
         self.write_lora(&mut out);
-        out.section("data");
-        out.value("train", paths(&self.data.train));
-        if let Some(validation) = &self.data.validation {
-            out.value("validation", paths(validation));
-        }
-        out.value("sequence_tokens", self.data.sequence_tokens);
-        match &self.data.tokenizer {
-            Some(TokenizerSource::Bytes) => out.value("tokenizer", text("bytes")),
-            Some(TokenizerSource::Path(file)) => out.value("tokenizer", path(file)),
-            None => {}
-        }
-        out.value("sequences_per_step", self.data.sequences_per_step);
+        self.data.write(&mut out);
         out.section("schedule");
         out.value("chunk_tokens", self.schedule.chunk_tokens);
         out.value("keep", text(self.schedule.keep));
@@ -100,31 +89,37 @@ impl Config {
     }
 }
 
+/// TOML under way.
 #[derive(Default)]
-struct Writer {
+pub(super) struct Writer {
     text: String,
 }
 
 impl Writer {
-    fn section(&mut self, name: &str) {
+    /// Begins a section.
+    pub(super) fn section(&mut self, name: &str) {
         let gap = if self.text.is_empty() { "" } else { "\n" };
         self.text += &format!("{gap}[{name}]\n");
     }
 
-    fn value(&mut self, key: &str, value: impl Display) {
+    /// Adds a key to it.
+    pub(super) fn value(&mut self, key: &str, value: impl Display) {
         self.text += &format!("{key} = {value}\n");
     }
 }
 
-fn text(value: impl Display) -> Value {
+/// A string.
+pub(super) fn text(value: impl Display) -> Value {
     Value::String(value.to_string())
 }
 
-fn path(value: &Path) -> Value {
+/// A path.
+pub(super) fn path(value: &Path) -> Value {
     text(value.display())
 }
 
-fn paths(values: &[PathBuf]) -> Value {
+/// One path, or an array of them.
+pub(super) fn paths(values: &[PathBuf]) -> Value {
     match values {
         [single] => path(single),
         several => Value::Array(several.iter().map(|value| path(value)).collect()),

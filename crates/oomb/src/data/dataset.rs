@@ -1,91 +1,35 @@
-//! Prepared token shards as they lie on disk: `index.json` and `tokens-NNNNN.bin` (little-endian u32). It must not know
-//! text, nor how sequences are cut.
+//! A prepared folder, opened and checked: its tokens, masks and documents. It must not know text, nor how sequences are cut.
 
 use super::error::{Error, Result};
-use super::tokenizer::TokenizerIdentity;
-use serde::{Deserialize, Serialize};
+use super::index::{Entry, INDEX_FILE, Index, Shard, read_index};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-
-/// Version of the format that this program writes and reads.
-pub(super) const VERSION: u32 = 1;
-/// Name of the index.
-pub(super) const INDEX_FILE: &str = "index.json";
-/// Tells our index from another `index.json`.
-pub(super) const FORMAT: &str = "oomb-tokens";
-
-/// `index.json`
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Index {
-    /// Always `oomb-tokens`.
-    pub format: String,
-    /// Of the format.
-    pub version: u32,
-    /// What made the tokens.
-    pub tokenizer: TokenizerIdentity,
-    /// One more than the largest id of the tokenizer.
-    pub vocab_size: usize,
-    /// All tokens.
-    pub num_tokens: u64,
-    /// The largest id that occurs.
-    pub largest_id: u32,
-    /// The files, in order.
-    pub shards: Vec<Shard>,
-    /// The documents, in order.
-    pub documents: Vec<Document>,
-}
-
-/// A run of tokens in a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Shard {
-    /// Name within the folder.
-    pub file: String,
-    /// Tokens in it.
-    pub num_tokens: u64,
-    /// CRC-32 of the file.
-    pub crc32: u32,
-}
-
-/// One document: one input file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Document {
-    /// The file as it was named.
-    pub name: String,
-    /// Its first token, counted over all shards.
-    pub first_token: u64,
-    /// Its length in tokens.
-    pub num_tokens: u64,
-    /// Its length in bytes of text.
-    pub source_bytes: u64,
-    /// CRC-32 of its text.
-    pub source_crc32: u32,
-}
 
 /// An opened folder, checked.
 #[derive(Debug)]
 pub struct Dataset {
     folder: PathBuf,
     index: Index,
+    /// First token of each document, counted over all shards, and the end of the last.
+    starts: Vec<u64>,
+    /// File and row of each document.
+    places: Vec<(u32, u32)>,
 }
 
 impl Dataset {
     /// Opens a folder made by [`super::prepare`] and checks all of it: index, lengths, checksums, ids. Reads every shard
-    /// once.
+    /// once. In memory stay 16 bytes per document.
     ///
     /// # Errors
     /// Whatever is missing, truncated or altered, with wanted and got.
     pub fn open(folder: &Path) -> Result<Self> {
-        let index = read_index(folder)?;
-        let dataset = Self { folder: folder.to_path_buf(), index };
-        dataset.check_documents()?;
+        let (index, documents) = read_index(folder)?;
+        let dataset = Self::new(folder, index, &documents)?;
         let mut largest = None;
         for shard in &dataset.index.shards {
-            largest = largest.max(check_shard(&folder.join(&shard.file), shard)?);
+            largest = largest.max(check_shard(folder, shard)?);
         }
         if largest != Some(dataset.index.largest_id) {
             let detail = format!("largest_id = {}, but the largest in the shards is {largest:?}", dataset.index.largest_id);
@@ -94,6 +38,31 @@ impl Dataset {
         if dataset.index.largest_id as usize >= dataset.index.vocab_size {
             let (path, id) = (dataset.folder, dataset.index.largest_id);
             return Err(Error::OutsideVocabulary { path, id, vocab_size: dataset.index.vocab_size });
+        }
+        Ok(dataset)
+    }
+
+    fn new(folder: &Path, index: Index, documents: &[Entry]) -> Result<Self> {
+        let mut starts = Vec::with_capacity(documents.len() + 1);
+        let mut next = 0_u64;
+        for document in documents {
+            starts.push(next);
+            next = next.saturating_add(document.num_tokens);
+        }
+        starts.push(next);
+        let places = documents.iter().map(|document| (document.file, document.row)).collect();
+        let dataset = Self { folder: folder.to_path_buf(), index, starts, places };
+        let wanted = dataset.index.num_tokens;
+        let in_shards = dataset.index.shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(shard.num_tokens));
+        if in_shards != wanted || next != wanted {
+            return Err(dataset.damaged(format!("{wanted} tokens in all, but shards have {in_shards} and documents {next}")));
+        }
+        let num_masks = dataset.index.shards.iter().filter(|shard| shard.mask.is_some()).count();
+        if num_masks != 0 && num_masks != dataset.index.shards.len() {
+            return Err(dataset.damaged(format!("{num_masks} of {} shards have a mask", dataset.index.shards.len())));
+        }
+        if wanted == 0 {
+            return Err(Error::Empty { what: folder.display().to_string(), hint: ": prepare it from other text" });
         }
         Ok(dataset)
     }
@@ -113,16 +82,45 @@ impl Dataset {
         self.index.num_tokens
     }
 
-    /// CRC-32 of all tokens and of where documents begin: the same data gives the same, wherever it lies.
+    /// CRC-32 of all tokens, of their masks and of where documents begin: the same data gives the same, wherever it lies.
     pub fn fingerprint(&self) -> u32 {
         let mut crc = crc32fast::Hasher::new();
         for shard in &self.index.shards {
             crc.update(&shard.crc32.to_le_bytes());
+            crc.update(&shard.mask.as_ref().map_or(0, |mask| mask.crc32).to_le_bytes());
         }
-        for document in &self.index.documents {
-            crc.update(&document.num_tokens.to_le_bytes());
+        for document in self.starts.windows(2) {
+            crc.update(&(document[1] - document[0]).to_le_bytes());
         }
         crc.finalize()
+    }
+
+    /// All documents there are.
+    pub fn num_documents(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The tokens of a document, counted over all shards.
+    ///
+    /// # Panics
+    /// If there is no such document.
+    pub fn document(&self, index: usize) -> Range<u64> {
+        self.starts[index]..self.starts[index + 1]
+    }
+
+    /// Where a document came from: "talks.jsonl row 17", or the file alone where the file is the document.
+    ///
+    /// # Panics
+    /// If there is no such document.
+    pub fn document_name(&self, index: usize) -> String {
+        let (file, row) = self.places[index];
+        let name = &self.index.files[file as usize].name;
+        if row == 0 { name.clone() } else { format!("{name} row {row}") }
+    }
+
+    /// Whether only some tokens are trained.
+    pub fn is_masked(&self) -> bool {
+        self.index.shards.iter().any(|shard| shard.mask.is_some())
     }
 
     /// The `tokenizer.json` that made the tokens, where there is one.
@@ -148,53 +146,67 @@ impl Dataset {
     /// # Panics
     /// If the range leaves the data.
     pub fn tokens(&self, range: Range<u64>) -> Result<Vec<u32>> {
-        assert!(range.start <= range.end && range.end <= self.num_tokens(), "tokens {range:?} of {}", self.num_tokens());
         let mut ids = Vec::with_capacity((range.end - range.start) as usize);
+        self.read(range, 4, |shard| Some(&shard.file), |bytes| ids.extend(ids_of(bytes)))?;
+        Ok(ids)
+    }
+
+    /// Which of the tokens `range` are trained to be predicted; all of them where there is no mask.
+    ///
+    /// # Errors
+    /// As [`Self::tokens`].
+    ///
+    /// # Panics
+    /// If the range leaves the data.
+    pub fn trained(&self, range: Range<u64>) -> Result<Vec<bool>> {
+        let mut trained = Vec::with_capacity((range.end - range.start) as usize);
+        if !self.is_masked() {
+            trained.resize((range.end - range.start) as usize, true);
+            return Ok(trained);
+        }
+        self.read(
+            range,
+            1,
+            |shard| shard.mask.as_ref().map(|mask| &mask.file),
+            |bytes| {
+                trained.extend(bytes.iter().map(|&byte| byte != 0));
+            },
+        )?;
+        Ok(trained)
+    }
+
+    /// Reads `range` of files that have `width` bytes per token.
+    fn read<'a>(
+        &'a self,
+        range: Range<u64>,
+        width: u64,
+        file_of: impl Fn(&'a Shard) -> Option<&'a String>,
+        mut sink: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        assert!(range.start <= range.end && range.end <= self.num_tokens(), "tokens {range:?} of {}", self.num_tokens());
         let mut shard_start = 0;
         for shard in &self.index.shards {
             let from = range.start.max(shard_start) - shard_start;
             let to = range.end.min(shard_start + shard.num_tokens).saturating_sub(shard_start);
             if from < to {
-                let path = self.folder.join(&shard.file);
+                let path = self.folder.join(file_of(shard).expect("only files that every shard has are read"));
                 let mut file = File::open(&path).map_err(Error::io("read", &path))?;
-                file.seek(SeekFrom::Start(from * 4)).map_err(Error::io("read", &path))?;
-                let mut bytes = vec![0; ((to - from) * 4) as usize];
+                file.seek(SeekFrom::Start(from * width)).map_err(Error::io("read", &path))?;
+                let mut bytes = vec![0; ((to - from) * width) as usize];
                 file.read_exact(&mut bytes).map_err(Error::io("read", &path))?;
-                ids.extend(ids_of(&bytes));
+                sink(&bytes);
             }
             shard_start += shard.num_tokens;
         }
-        Ok(ids)
+        Ok(())
     }
 
     /// Where documents start within `range`, as indices into it; index 0 is always one.
     pub fn document_starts(&self, range: &Range<u64>) -> Vec<usize> {
-        let documents = &self.index.documents;
-        let next = documents.partition_point(|document| document.first_token <= range.start);
-        let inside = documents[next..].iter().map(|document| document.first_token).take_while(|&start| start < range.end);
+        let starts = &self.starts[..self.places.len()];
+        let next = starts.partition_point(|&start| start <= range.start);
+        let inside = starts[next..].iter().take_while(|&&start| start < range.end);
         std::iter::once(0).chain(inside.map(|start| (start - range.start) as usize)).collect()
-    }
-
-    fn check_documents(&self) -> Result<()> {
-        let index = &self.index;
-        let in_shards: u64 = index.shards.iter().map(|shard| shard.num_tokens).sum();
-        let mut next = 0;
-        for document in &index.documents {
-            if document.first_token != next || document.num_tokens == 0 {
-                let (name, first) = (&document.name, document.first_token);
-                let detail = format!("document {name} should start at token {next} and have tokens, it starts at {first}");
-                return Err(self.damaged(detail));
-            }
-            next += document.num_tokens;
-        }
-        if in_shards != index.num_tokens || next != index.num_tokens {
-            let wanted = index.num_tokens;
-            return Err(self.damaged(format!("{wanted} tokens in all, but shards have {in_shards} and documents {next}")));
-        }
-        if index.num_tokens == 0 {
-            return Err(Error::Empty { what: self.folder.display().to_string(), hint: ": prepare it from other text" });
-        }
-        Ok(())
     }
 
     fn damaged(&self, detail: String) -> Error {
@@ -202,54 +214,38 @@ impl Dataset {
     }
 }
 
-/// Reads an index and checks that it is one, of this version.
-pub(super) fn read_index(folder: &Path) -> Result<Index> {
-    let path = folder.join(INDEX_FILE);
-    let content = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    let damaged = |detail: String| Error::Damaged { path: path.clone(), detail };
-    let value: serde_json::Value = serde_json::from_slice(&content).map_err(|e| damaged(format!("not JSON: {e}")))?;
-    if value.get("format").and_then(serde_json::Value::as_str) != Some(FORMAT) {
-        return Err(damaged(format!("its \"format\" is not \"{FORMAT}\"")));
+/// Reads a shard and its mask once and compares lengths and checksums; returns the largest id.
+fn check_shard(folder: &Path, shard: &Shard) -> Result<Option<u32>> {
+    let mut largest = None;
+    check_file(&folder.join(&shard.file), shard.num_tokens.checked_mul(4), shard.crc32, |part| {
+        largest = largest.max(ids_of(part).max());
+    })?;
+    if let Some(mask) = &shard.mask {
+        check_file(&folder.join(&mask.file), Some(shard.num_tokens), mask.crc32, |_| {})?;
     }
-    let version = value.get("version").and_then(serde_json::Value::as_u64);
-    if version != Some(u64::from(VERSION)) {
-        let got = version.and_then(|version| u32::try_from(version).ok()).unwrap_or(0);
-        return Err(Error::Version { path, got, wanted: VERSION });
-    }
-    serde_json::from_value(value).map_err(|e| damaged(e.to_string()))
+    Ok(largest)
 }
 
-/// Whether a folder holds an index of ours, of any version.
-pub fn is_prepared(folder: &Path) -> bool {
-    let content = std::fs::read(folder.join(INDEX_FILE)).ok();
-    let value = content.and_then(|content| serde_json::from_slice::<serde_json::Value>(&content).ok());
-    value.is_some_and(|value| value.get("format").and_then(serde_json::Value::as_str) == Some(FORMAT))
-}
-
-/// Reads a shard once and compares length and checksum; returns the largest id.
-fn check_shard(path: &Path, shard: &Shard) -> Result<Option<u32>> {
+fn check_file(path: &Path, wanted: Option<u64>, crc32: u32, mut look: impl FnMut(&[u8])) -> Result<()> {
     let damaged = |detail: String| Error::Damaged { path: path.to_path_buf(), detail };
     let file = File::open(path).map_err(Error::io("read", path))?;
     let num_bytes = file.metadata().map_err(Error::io("read", path))?.len();
-    let wanted = shard.num_tokens.checked_mul(4).ok_or_else(|| damaged("its length is not possible".to_owned()))?;
+    let wanted = wanted.ok_or_else(|| damaged("its length is not possible".to_owned()))?;
     if num_bytes != wanted {
         return Err(damaged(format!("wanted {wanted} bytes, got {num_bytes}")));
     }
     let mut reader = BufReader::with_capacity(1 << 20, file);
-    let (mut crc, mut largest, mut left) = (crc32fast::Hasher::new(), None, wanted);
+    let (mut crc, mut left) = (crc32fast::Hasher::new(), wanted);
     let mut buffer = vec![0; 1 << 20];
     while left > 0 {
         let part = &mut buffer[..left.min(1 << 20) as usize];
         reader.read_exact(part).map_err(Error::io("read", path))?;
         crc.update(part);
-        largest = largest.max(ids_of(part).max());
+        look(part);
         left -= part.len() as u64;
     }
     let got = crc.finalize();
-    if got != shard.crc32 {
-        return Err(damaged(format!("wanted CRC {:08x}, got {got:08x}", shard.crc32)));
-    }
-    Ok(largest)
+    if got == crc32 { Ok(()) } else { Err(damaged(format!("wanted CRC {crc32:08x}, got {got:08x}"))) }
 }
 
 fn ids_of(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {

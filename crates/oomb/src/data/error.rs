@@ -68,13 +68,13 @@ pub enum Error {
         detail: String,
     },
     /// A prepared folder of another version of this program.
-    #[error("{path} has format version {got}, this program reads {wanted}: make it again with `oomb prepare … --overwrite`")]
+    #[error("{path} has format version {got}, this program reads 1 to {wanted}: make it again with `oomb prepare … --overwrite`")]
     Version {
         /// The index.
         path: PathBuf,
         /// What was found.
         got: u32,
-        /// What this program reads.
+        /// The newest that this program reads.
         wanted: u32,
     },
     /// An output folder that must not be touched.
@@ -111,6 +111,88 @@ pub enum Error {
         made: String,
         /// The tokenizer of the configuration.
         given: String,
+    },
+    /// A row that cannot be used.
+    #[error(
+        "{path} row {row}: {problem}; mend the row, or leave such rows out with data.malformed = \"skip\" (--skip-malformed)"
+    )]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        row: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A table that is none, or not of the wanted form.
+    #[error("{path} as Parquet: {detail}")]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A Parquet file in a wrapping.
+    #[error("{path} is a packed Parquet file: unpack it, Parquet is read at random and packs its columns itself")]
+    Packed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A pattern that is none.
+    #[error("{pattern} is not a pattern of files: {detail}")]
+    Pattern {
+        /// As given.
+        pattern: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A chat template that is missing or wrong.
+    #[error("chat template {path}: {detail}")]
+    Template {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Text where conversations are wanted.
+    #[error("{path} is plain text, which has no conversations: give .jsonl or .parquet files, or set data.format = \"text\"")]
+    NoConversations {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A prepared folder that was made in another way than the configuration says.
+    #[error(
+        "{path} was prepared with {key} = \"{made}\", but data.{key} is \"{given}\"; remove the setting, or prepare the data again"
+    )]
+    OtherRecipe {
+        /// The prepared folder.
+        path: PathBuf,
+        /// "format".
+        key: &'static str,
+        /// Of the folder.
+        made: String,
+        /// Of the configuration.
+        given: String,
+    },
+    /// Sources that cannot be mixed.
+    #[error("{path} was prepared with {other}, but the first of the sources with {first}: prepare all with one tokenizer")]
+    MixedTokenizers {
+        /// The prepared folder.
+        path: PathBuf,
+        /// The tokenizer that made it.
+        other: String,
+        /// The tokenizer of the first source.
+        first: String,
+    },
+    /// Nothing is left once long documents are left out.
+    #[error(
+        "no document of {path} fits data.sequence_tokens = {sequence_tokens}: lengthen the sequence, or set data.long_documents = \"truncate\""
+    )]
+    NothingFits {
+        /// The prepared folder.
+        path: PathBuf,
+        /// S.
+        sequence_tokens: u64,
     },
     /// A list that mixes what cannot be mixed.
     #[error("{path} is a prepared folder: it must be the only path, got {count} paths")]

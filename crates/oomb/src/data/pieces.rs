@@ -4,6 +4,7 @@
 //! in one and in two gives the same ids. Where no such place is found the piece grows, up to the whole file.
 
 use super::error::{Error, Result};
+use super::input::{BytesRead, Input};
 use super::tokenizer::Tokenizer;
 use std::fs::File;
 use std::io::Read;
@@ -17,7 +18,8 @@ const MAX_TRIES: usize = 32;
 /// Reads a text file piece by piece.
 pub(super) struct Pieces<'a> {
     path: PathBuf,
-    file: File,
+    file: Box<dyn Read>,
+    bytes_read: BytesRead,
     tokenizer: &'a Tokenizer,
     piece_bytes: usize,
     /// Read, not yet handed out; the first `valid` bytes are UTF-8.
@@ -26,23 +28,22 @@ pub(super) struct Pieces<'a> {
     /// Offset of the buffer in the file.
     offset: u64,
     at_end: bool,
-    crc: crc32fast::Hasher,
 }
 
 impl<'a> Pieces<'a> {
-    /// Opens `path`; pieces are about `piece_bytes` long.
-    pub(super) fn open(path: &Path, tokenizer: &'a Tokenizer, piece_bytes: usize) -> Result<Self> {
-        let file = File::open(path).map_err(Error::io("read", path))?;
+    /// Opens a text file; pieces are about `piece_bytes` long.
+    pub(super) fn open(input: &Input, tokenizer: &'a Tokenizer, piece_bytes: usize) -> Result<Self> {
+        let (file, bytes_read) = input.open()?;
         Ok(Self {
-            path: path.to_path_buf(),
+            path: input.path.clone(),
             file,
+            bytes_read,
             tokenizer,
             piece_bytes,
             buffer: Vec::new(),
             valid: 0,
             offset: 0,
             at_end: false,
-            crc: crc32fast::Hasher::new(),
         })
     }
 
@@ -64,19 +65,17 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// CRC-32 and length of what was read: of the whole file, once there are no more pieces.
-    pub(super) fn fingerprint(&self) -> (u32, u64) {
-        (self.crc.clone().finalize(), self.offset + self.buffer.len() as u64)
+    /// Bytes of the file that were read so far, as they lie there.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.bytes_read.get()
     }
 
     /// Reads until the buffer has `wanted` bytes or the file ends, and extends the valid part.
     fn fill(&mut self, wanted: usize) -> Result<()> {
         let missing = wanted.saturating_sub(self.buffer.len());
         if missing > 0 && !self.at_end {
-            let before = self.buffer.len();
             let mut limited = (&mut self.file).take(missing as u64);
             let read = limited.read_to_end(&mut self.buffer).map_err(Error::io("read", &self.path))?;
-            self.crc.update(&self.buffer[before..]);
             self.at_end = read < missing;
         }
         match std::str::from_utf8(&self.buffer[self.valid..]) {

@@ -1,20 +1,32 @@
-//! Text files to a folder of token shards, written beside its place and moved there when it is complete. It must not know
+//! Files of text to a folder of token shards, written beside its place and moved there when it is complete. It must not know
 //! configurations or terminals.
 
-use super::dataset::{Dataset, Document, FORMAT, INDEX_FILE, Index, Shard, VERSION, is_prepared, read_index};
+use super::chat::Encoded;
+use super::dataset::Dataset;
 use super::error::{Error, Result};
+use super::index::{Entry, FORMAT, Index, LEFT_OUT_FILE, SourceFile, VERSION, is_prepared, read_index};
+use super::input::{Content, Input, list_inputs};
 use super::pieces::{Pieces, fingerprint};
+use super::reading::Reading;
+use super::rows::{Row, Rows};
+use super::shards::{Masks, SHARD_TOKENS, ShardWriter, Staging, write_index};
 use super::tokenizer::Tokenizer;
+use crate::config::{DataFormat, Malformed};
+use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Tokens of a full shard: 64 MiB.
-const SHARD_TOKENS: u64 = 16 << 20;
 /// Text tokenised as one, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
 /// Pieces tokenised at once.
 const BATCH_PIECES: usize = 16;
+/// Rows tokenised at once.
+const BATCH_ROWS: usize = 1024;
+/// Bytes of a file after which a batch of rows ends early.
+const BATCH_BYTES: u64 = 4 << 20;
+/// Rows left out that are named in the result; all are in the folder.
+const NAMED: usize = 10;
 
 /// What to do with an output folder that exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +39,14 @@ pub enum Existing {
 
 /// What to prepare.
 pub struct PrepareRequest<'a> {
-    /// Text files, or folders of `.txt` files; one document per file, in this order.
+    /// Files, folders of files, or patterns of files, in this order. A text file is a document, and so is each row of another.
     pub inputs: &'a [PathBuf],
     /// Where to.
     pub out: &'a Path,
-    /// How to.
+    /// How to make tokens of text.
     pub tokenizer: &'a Tokenizer,
+    /// How to make documents of rows.
+    pub reading: &'a Reading,
     /// If `out` exists.
     pub existing: Existing,
 }
@@ -40,25 +54,36 @@ pub struct PrepareRequest<'a> {
 /// How far a preparation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Advance {
-    /// Text read so far.
+    /// Bytes of files read so far.
     pub done_bytes: u64,
-    /// All text.
+    /// Bytes of all files.
     pub total_bytes: u64,
     /// Tokens written so far.
     pub num_tokens: u64,
 }
 
+/// A file or row that was left out.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct LeftOut {
+    /// As it was named.
+    pub file: String,
+    /// From 1; 0 for a whole file.
+    pub row: u64,
+    /// "empty", or what is wrong with it.
+    pub why: String,
+}
+
 /// What came of it.
 #[derive(Debug)]
 pub enum Prepared {
-    /// The folder was written; inputs without text were left out.
+    /// The folder was written.
     Written {
-        /// It.
+        /// It. Its index counts what was left out, by file.
         dataset: Dataset,
-        /// Empty inputs.
-        skipped: Vec<PathBuf>,
+        /// The first of what was left out; all of it is in the folder's `left_out.jsonl`.
+        left_out: Vec<LeftOut>,
     },
-    /// The folder had been prepared from the same inputs by the same tokenizer.
+    /// The folder had been prepared from the same inputs in the same way.
     AlreadyThere(Dataset),
 }
 
@@ -73,93 +98,59 @@ impl Prepared {
 
 /// Tokenises files into a folder, reporting after every batch.
 ///
-/// Memory is bounded by a batch of pieces, unless the tokenizer lets a file be cut nowhere. The folder appears complete or
-/// not at all.
+/// Memory is bounded by a batch of pieces or rows, unless the tokenizer lets a text file be cut nowhere. The folder appears
+/// complete or not at all.
 ///
 /// # Errors
-/// If an input is missing or not UTF-8, if there is no text, or if the output folder exists and is something else.
+/// If an input is missing or not UTF-8, if a row cannot be used, if there is no text, or if the output folder exists and is
+/// something else.
 pub fn prepare(request: &PrepareRequest<'_>, report: &mut dyn FnMut(Advance)) -> Result<Prepared> {
     let inputs = list_inputs(request.inputs)?;
+    for input in &inputs {
+        request.reading.check(input)?;
+    }
     if let Some(dataset) = existing_output(request, &inputs)? {
         return Ok(Prepared::AlreadyThere(dataset));
     }
     let staging = Staging::beside(request.out)?;
-    let mut total_bytes = 0;
+    let mut work = Work::new(request, &staging.path, &inputs)?;
+    let mut files = Vec::with_capacity(inputs.len());
     for input in &inputs {
-        total_bytes += fs::metadata(input).map_err(Error::io("read", input))?.len();
+        files.push(work.file(input, report)?);
     }
-    let mut writer = ShardWriter::new(&staging.path, SHARD_TOKENS);
-    let (mut documents, mut skipped, mut done_bytes) = (Vec::new(), Vec::new(), 0);
-    for input in &inputs {
-        let first_token = writer.num_tokens;
-        let mut pieces = Pieces::open(input, request.tokenizer, PIECE_BYTES)?;
-        while let Some(read) = encode_batch(&mut pieces, request.tokenizer, &mut writer)? {
-            done_bytes += read;
-            report(Advance { done_bytes, total_bytes, num_tokens: writer.num_tokens });
+    if work.writer.num_tokens == 0 {
+        if let Some(error) = work.first_malformed {
+            return Err(error);
         }
-        let (source_crc32, source_bytes) = pieces.fingerprint();
-        let num_tokens = writer.num_tokens - first_token;
-        if num_tokens == 0 {
-            skipped.push(input.clone());
-            continue;
-        }
-        let name = input.display().to_string();
-        documents.push(Document { name, first_token, num_tokens, source_bytes, source_crc32 });
-    }
-    if writer.num_tokens == 0 {
         let what = request.inputs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         return Err(Error::Empty { what, hint: ": the text is empty" });
     }
-    writer.finish_shard()?;
+    let documents_crc32 = work.writer.finish()?;
+    let left_out = work.left_out.finish()?;
     let index = Index {
         format: FORMAT.to_owned(),
         version: VERSION,
         tokenizer: request.tokenizer.identity().clone(),
+        recipe: request.reading.recipe().clone(),
         vocab_size: request.tokenizer.vocab_size(),
-        num_tokens: writer.num_tokens,
-        largest_id: writer.largest_id,
-        shards: writer.shards,
-        documents,
+        num_tokens: work.writer.num_tokens,
+        num_trained: work.writer.num_trained,
+        largest_id: work.writer.largest_id,
+        num_documents: work.writer.num_documents,
+        documents_crc32,
+        shards: work.writer.shards,
+        files,
     };
     if let Some(file) = request.tokenizer.file() {
         fs::copy(file, staging.path.join("tokenizer.json")).map_err(Error::io("copy", file))?;
     }
     write_index(&staging.path, &index)?;
     staging.publish(request.out)?;
-    Ok(Prepared::Written { dataset: Dataset::open(request.out)?, skipped })
-}
-
-/// The text files of a list: folders stand for their `.txt` files, by name.
-///
-/// # Errors
-/// If a path does not exist, or a folder has no `.txt` file.
-pub(super) fn list_inputs(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for path in paths {
-        if !fs::metadata(path).map_err(Error::io("read", path))?.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let before = files.len();
-        for entry in fs::read_dir(path).map_err(Error::io("read", path))? {
-            let file = entry.map_err(Error::io("read", path))?.path();
-            if file.is_file() && file.extension().is_some_and(|extension| extension == "txt") {
-                files.push(file);
-            }
-        }
-        files[before..].sort();
-        if files.len() == before {
-            return Err(Error::Empty {
-                what: path.display().to_string(),
-                hint: ": neither a prepared folder, nor one of .txt files",
-            });
-        }
-    }
-    Ok(files)
+    Ok(Prepared::Written { dataset: Dataset::open(request.out)?, left_out })
 }
 
 /// Opens the output if it was made of the same inputs; refuses it if it must not be touched.
-fn existing_output(request: &PrepareRequest<'_>, inputs: &[PathBuf]) -> Result<Option<Dataset>> {
+fn existing_output(request: &PrepareRequest<'_>, inputs: &[Input]) -> Result<Option<Dataset>> {
     let out = request.out;
     let refuse = |problem| Err(Error::OutputExists { path: out.to_path_buf(), problem });
     if !out.exists() {
@@ -177,190 +168,183 @@ fn existing_output(request: &PrepareRequest<'_>, inputs: &[PathBuf]) -> Result<O
     if request.existing == Existing::Overwrite {
         return Ok(None);
     }
-    let index = read_index(out)?;
+    let (index, _) = read_index(out)?;
     let mut made_of = Vec::new();
     for input in inputs {
-        let (crc, num_bytes) = fingerprint(input)?;
+        let (crc, num_bytes) = fingerprint(&input.path)?;
         if num_bytes > 0 {
             made_of.push((crc, num_bytes));
         }
     }
-    let was_made_of = index.documents.iter().map(|document| (document.source_crc32, document.source_bytes));
-    if index.tokenizer != *request.tokenizer.identity() || !was_made_of.eq(made_of) {
-        return refuse("was prepared from other text or with another tokenizer: name another folder, or give --overwrite");
+    let was_made_of = index.files.iter().map(|file| (file.source_crc32, file.source_bytes)).filter(|&(_, bytes)| bytes > 0);
+    let same = index.tokenizer == *request.tokenizer.identity() && index.recipe == *request.reading.recipe();
+    if !same || !was_made_of.eq(made_of) {
+        return refuse(
+            "was prepared from other text, in another way or with another tokenizer: name another folder, or give --overwrite",
+        );
     }
     Dataset::open(out).map(Some)
 }
 
-/// Tokenises the next pieces and writes them; returns the bytes of text, `None` at the end of the file.
-fn encode_batch(pieces: &mut Pieces<'_>, tokenizer: &Tokenizer, writer: &mut ShardWriter) -> Result<Option<u64>> {
+/// A preparation under way.
+struct Work<'a> {
+    request: &'a PrepareRequest<'a>,
+    writer: ShardWriter,
+    left_out: LeftOutWriter,
+    first_malformed: Option<Error>,
+    /// Files that are done, and their bytes.
+    num_files: u32,
+    done_bytes: u64,
+    total_bytes: u64,
+}
+
+impl<'a> Work<'a> {
+    fn new(request: &'a PrepareRequest<'a>, folder: &Path, inputs: &[Input]) -> Result<Self> {
+        let mut total_bytes = 0;
+        for input in inputs {
+            total_bytes += fs::metadata(&input.path).map_err(Error::io("read", &input.path))?.len();
+        }
+        let masks = match request.reading.recipe().format {
+            DataFormat::Text => Masks::None,
+            DataFormat::Chat => Masks::Written,
+        };
+        let writer = ShardWriter::new(folder, SHARD_TOKENS, masks)?;
+        let left_out = LeftOutWriter { path: folder.join(LEFT_OUT_FILE), file: None, first: Vec::new() };
+        Ok(Self { request, writer, left_out, first_malformed: None, num_files: 0, done_bytes: 0, total_bytes })
+    }
+
+    /// Tokenises a file and counts what became of it.
+    fn file(&mut self, input: &Input, report: &mut dyn FnMut(Advance)) -> Result<SourceFile> {
+        let (source_crc32, source_bytes) = fingerprint(&input.path)?;
+        let name = input.path.display().to_string();
+        let mut file = SourceFile { name, source_bytes, source_crc32, ..SourceFile::default() };
+        match input.content {
+            Content::Text => self.text(input, &mut file, report)?,
+            Content::JsonLines | Content::Parquet => self.rows(input, &mut file, report)?,
+        }
+        self.num_files += 1;
+        self.done_bytes += source_bytes;
+        Ok(file)
+    }
+
+    fn text(&mut self, input: &Input, file: &mut SourceFile, report: &mut dyn FnMut(Advance)) -> Result<()> {
+        let first_token = self.writer.num_tokens;
+        let mut pieces = Pieces::open(input, self.request.tokenizer, PIECE_BYTES)?;
+        while encode_batch(&mut pieces, self.request.tokenizer, &mut self.writer)? {
+            report(self.advance(pieces.bytes_read()));
+        }
+        let num_tokens = self.writer.num_tokens - first_token;
+        if num_tokens == 0 {
+            file.num_empty = 1;
+            return self.left_out.add(LeftOut { file: file.name.clone(), row: 0, why: "empty".to_owned() });
+        }
+        file.num_documents = 1;
+        self.writer.end_document(Entry { num_tokens, file: self.num_files, row: 0 })
+    }
+
+    fn rows(&mut self, input: &Input, file: &mut SourceFile, report: &mut dyn FnMut(Advance)) -> Result<()> {
+        let mut rows = Rows::open(input, &self.request.reading.fields())?;
+        loop {
+            let (before, mut batch) = (rows.bytes_read(), Vec::new());
+            while batch.len() < BATCH_ROWS
+                && rows.bytes_read() < before + BATCH_BYTES
+                && let Some(row) = rows.next_row()?
+            {
+                batch.push(row);
+            }
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let (reading, tokenizer) = (self.request.reading, self.request.tokenizer);
+            let document =
+                |row: &Row| row.content.as_ref().map_err(String::clone).and_then(|row| reading.document(tokenizer, row));
+            let documents: Vec<_> = batch.par_iter().map(document).collect();
+            for (row, document) in batch.iter().zip(documents) {
+                self.row(&input.path, row.number, document, file)?;
+            }
+            report(self.advance(rows.bytes_read()));
+        }
+    }
+
+    fn row(
+        &mut self,
+        path: &Path,
+        row: u64,
+        document: std::result::Result<Option<Encoded>, String>,
+        file: &mut SourceFile,
+    ) -> Result<()> {
+        let why = match document {
+            Ok(Some(encoded)) => {
+                self.writer.write(&encoded.ids, &encoded.trained)?;
+                file.num_documents += 1;
+                let num_tokens = encoded.ids.len() as u64;
+                let row = u32::try_from(row).unwrap_or(u32::MAX);
+                return self.writer.end_document(Entry { num_tokens, file: self.num_files, row });
+            }
+            Ok(None) => {
+                file.num_empty += 1;
+                "nothing in it is trained".to_owned()
+            }
+            Err(problem) => {
+                let error = Error::Row { path: path.to_path_buf(), row, problem: problem.clone() };
+                if self.request.reading.recipe().malformed == Malformed::Error {
+                    return Err(error);
+                }
+                file.num_malformed += 1;
+                self.first_malformed.get_or_insert(error);
+                problem
+            }
+        };
+        self.left_out.add(LeftOut { file: file.name.clone(), row, why })
+    }
+
+    /// `bytes_read` of the file in work.
+    fn advance(&self, bytes_read: u64) -> Advance {
+        let (done_bytes, total_bytes) = (self.done_bytes + bytes_read, self.total_bytes);
+        Advance { done_bytes: done_bytes.min(total_bytes), total_bytes, num_tokens: self.writer.num_tokens }
+    }
+}
+
+/// Tokenises the next pieces and writes them; false at the end of the file.
+fn encode_batch(pieces: &mut Pieces<'_>, tokenizer: &Tokenizer, writer: &mut ShardWriter) -> Result<bool> {
     let mut batch = Vec::with_capacity(BATCH_PIECES);
     while batch.len() < BATCH_PIECES
         && let Some(piece) = pieces.next_piece()?
     {
         batch.push(piece);
     }
-    if batch.is_empty() {
-        return Ok(None);
-    }
     let texts: Vec<&str> = batch.iter().map(String::as_str).collect();
     for ids in tokenizer.encode_all(&texts)? {
-        writer.write(&ids)?;
+        writer.write(&ids, &[])?;
     }
-    Ok(Some(batch.iter().map(|piece| piece.len() as u64).sum()))
+    Ok(!batch.is_empty())
 }
 
-struct ShardWriter {
-    folder: PathBuf,
-    shard_tokens: u64,
-    open: Option<OpenShard>,
-    shards: Vec<Shard>,
-    num_tokens: u64,
-    largest_id: u32,
-}
-
-struct OpenShard {
+/// Writes down what was left out, in a file that is there only if something was.
+struct LeftOutWriter {
     path: PathBuf,
-    file: BufWriter<File>,
-    crc: crc32fast::Hasher,
-    num_tokens: u64,
+    file: Option<BufWriter<File>>,
+    first: Vec<LeftOut>,
 }
 
-impl ShardWriter {
-    fn new(folder: &Path, shard_tokens: u64) -> Self {
-        Self { folder: folder.to_path_buf(), shard_tokens, open: None, shards: Vec::new(), num_tokens: 0, largest_id: 0 }
-    }
-
-    fn write(&mut self, ids: &[u32]) -> Result<()> {
-        let mut rest = ids;
-        while !rest.is_empty() {
-            let shard = match &mut self.open {
-                Some(shard) => shard,
-                None => self.open.insert(OpenShard::create(&self.folder, self.shards.len())?),
-            };
-            let (now, later) = rest.split_at(rest.len().min((self.shard_tokens - shard.num_tokens) as usize));
-            let bytes: Vec<u8> = now.iter().flat_map(|id| id.to_le_bytes()).collect();
-            shard.crc.update(&bytes);
-            shard.file.write_all(&bytes).map_err(Error::io("write", &shard.path))?;
-            shard.num_tokens += now.len() as u64;
-            self.num_tokens += now.len() as u64;
-            self.largest_id = self.largest_id.max(now.iter().copied().max().unwrap_or(0));
-            if shard.num_tokens == self.shard_tokens {
-                self.finish_shard()?;
-            }
-            rest = later;
-        }
-        Ok(())
-    }
-
-    fn finish_shard(&mut self) -> Result<()> {
-        let Some(shard) = self.open.take() else { return Ok(()) };
-        let file = shard.file.into_inner().map_err(|e| Error::io("write", &shard.path)(e.into_error()))?;
-        file.sync_all().map_err(Error::io("write", &shard.path))?;
-        let file = shard_name(self.shards.len());
-        self.shards.push(Shard { file, num_tokens: shard.num_tokens, crc32: shard.crc.finalize() });
-        Ok(())
-    }
-}
-
-impl OpenShard {
-    fn create(folder: &Path, index: usize) -> Result<Self> {
-        let path = folder.join(shard_name(index));
-        let file = BufWriter::with_capacity(1 << 20, File::create(&path).map_err(Error::io("create", &path))?);
-        Ok(Self { path, file, crc: crc32fast::Hasher::new(), num_tokens: 0 })
-    }
-}
-
-fn shard_name(index: usize) -> String {
-    format!("tokens-{index:05}.bin")
-}
-
-fn write_index(folder: &Path, index: &Index) -> Result<()> {
-    let path = folder.join(INDEX_FILE);
-    let text = serde_json::to_string_pretty(index).expect("an index has string keys only");
-    let mut file = File::create(&path).map_err(Error::io("create", &path))?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io("write", &path))
-}
-
-/// A folder beside the output, removed unless it is published.
-struct Staging {
-    path: PathBuf,
-}
-
-impl Staging {
-    fn beside(out: &Path) -> Result<Self> {
-        let path = neighbour(out, "partial");
-        fs::create_dir_all(&path).map_err(Error::io("create", &path))?;
-        Ok(Self { path })
-    }
-
-    /// Moves it into place; what was there before is removed last.
-    fn publish(&self, out: &Path) -> Result<()> {
-        let old = neighbour(out, "replaced");
-        let replaces = out.exists();
-        if replaces {
-            fs::rename(out, &old).map_err(Error::io("move", out))?;
-        }
-        fs::rename(&self.path, out).map_err(Error::io("create", out))?;
-        if replaces {
-            fs::remove_dir_all(&old).map_err(Error::io("remove", &old))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // Gone when it was published. Otherwise an error is on its way already: a leftover folder is no second one.
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
-/// `out` with the process's number and `what` behind its name, so that two preparations do not meet.
-fn neighbour(out: &Path, what: &str) -> PathBuf {
-    let mut name = out.file_name().map_or_else(|| "prepared".into(), std::ffi::OsStr::to_os_string);
-    name.push(format!(".{what}-{}", std::process::id()));
-    out.with_file_name(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::TokenizerIdentity;
-
-    #[test]
-    fn tokens_cross_shards() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut writer = ShardWriter::new(folder.path(), 7);
-        let ids: Vec<u32> = (0..30).map(|i| i * 1000).collect();
-        for part in ids.chunks(4) {
-            writer.write(part).unwrap();
-        }
-        writer.finish_shard().unwrap();
-        assert_eq!(writer.shards.iter().map(|shard| shard.num_tokens).collect::<Vec<_>>(), [7, 7, 7, 7, 2]);
-        let document = |first_token, num_tokens| Document {
-            name: String::new(),
-            first_token,
-            num_tokens,
-            source_bytes: num_tokens,
-            source_crc32: 0,
+impl LeftOutWriter {
+    fn add(&mut self, left_out: LeftOut) -> Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(BufWriter::new(File::create(&self.path).map_err(Error::io("create", &self.path))?)),
         };
-        let index = Index {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            tokenizer: TokenizerIdentity::Bytes,
-            vocab_size: 30_000,
-            num_tokens: 30,
-            largest_id: writer.largest_id,
-            shards: writer.shards,
-            documents: vec![document(0, 10), document(10, 20)],
-        };
-        write_index(folder.path(), &index).unwrap();
-        let dataset = Dataset::open(folder.path()).unwrap();
-        for start in 0..=30 {
-            for end in start..=30 {
-                assert_eq!(dataset.tokens(start..end).unwrap(), ids[start as usize..end as usize]);
-            }
+        let line = serde_json::to_string(&left_out).expect("text and a number");
+        writeln!(file, "{line}").map_err(Error::io("write", &self.path))?;
+        if self.first.len() < NAMED {
+            self.first.push(left_out);
         }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<LeftOut>> {
+        if let Some(file) = &mut self.file {
+            file.flush().map_err(Error::io("write", &self.path))?;
+        }
+        Ok(self.first)
     }
 }

@@ -4,6 +4,7 @@ use super::error::{Error, Result};
 use crate::config::TokenizerSource;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Which tokenizer made a dataset: enough to tell two apart.
@@ -38,7 +39,7 @@ pub struct Tokenizer {
 
 enum Kind {
     Bytes,
-    HuggingFace { path: PathBuf, inner: Box<tokenizers::Tokenizer>, vocab_size: usize },
+    HuggingFace { path: PathBuf, inner: Box<tokenizers::Tokenizer>, vocab_size: usize, special_tokens: Vec<String> },
 }
 
 impl Tokenizer {
@@ -58,9 +59,13 @@ impl Tokenizer {
         let mut inner = tokenizers::Tokenizer::from_bytes(&content).map_err(|e| wrong(format!("not a tokenizer.json: {e}")))?;
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         inner.with_padding(None);
+        // It would add the special tokens that we never ask for, and trim the offsets that we do ask for.
+        inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+        let special_tokens = inner.get_added_tokens_decoder().into_values().filter(|token| token.special);
+        let special_tokens = special_tokens.map(|token| token.content).collect();
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let identity = TokenizerIdentity::HuggingFace { crc32: crc32fast::hash(&content), file_bytes: content.len() as u64 };
-        Ok(Self { kind: Kind::HuggingFace { path, inner: Box::new(inner), vocab_size }, identity })
+        Ok(Self { kind: Kind::HuggingFace { path, inner: Box::new(inner), vocab_size, special_tokens }, identity })
     }
 
     /// What tells it from another.
@@ -98,7 +103,37 @@ impl Tokenizer {
         }
     }
 
-    /// The same for several texts at once, on all cores.
+    /// The token ids of `text` with the bytes that each stands for: they follow each other without gaps, save that several
+    /// tokens for one character have the same.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        match &self.kind {
+            Kind::Bytes => Ok((self.encode(text)?, (0..text.len()).map(|at| at..at + 1).collect())),
+            Kind::HuggingFace { path, inner, .. } => {
+                let encoded = inner.encode(text, false).map_err(|e| refused(path, &e.to_string()))?;
+                let mut end = 0;
+                let ranges = encoded.get_offsets().iter().map(|&(from, to)| {
+                    // What a normaliser dropped belongs to the token after it.
+                    let range = from.min(end)..to.max(end);
+                    end = range.end;
+                    range
+                });
+                Ok((encoded.get_ids().to_vec(), ranges.collect()))
+            }
+        }
+    }
+
+    /// The special tokens as text: those that a tokenizer finds in text and never splits.
+    pub fn special_tokens(&self) -> &[String] {
+        match &self.kind {
+            Kind::Bytes => &[],
+            Kind::HuggingFace { special_tokens, .. } => special_tokens,
+        }
+    }
+
+    /// The same as [`Self::encode`] for several texts at once, on all cores.
     ///
     /// # Errors
     /// As [`Self::encode`].

@@ -6,7 +6,7 @@ use super::lora::{adapter_export, check_base};
 use super::{Ended, Error, ModelFiles, Observer, Outcome, Result, StepRecord};
 use super::{Lora, evaluate, learning_rate, load_weights, request, save_adapter, save_weights, update_of};
 use crate::config::{Config, OnNotFinite};
-use crate::data::{Cursor, Order, Sequence, Windows};
+use crate::data::{Cursor, Order, Sequence, Sources, Windows};
 use crate::engine::Engine;
 use crate::plan::{Machine, Plan, Request};
 use crate::state::{Checkpoint, Checkpoints, Contents, Saved, Trained};
@@ -31,7 +31,7 @@ pub struct Run<B: Backend> {
     files: ModelFiles,
     engine: Engine<B>,
     order: Order,
-    train: Windows,
+    train: Sources,
     validation: Option<Windows>,
     /// As it would be saved now, but for the cursor.
     state: Saved,
@@ -50,10 +50,10 @@ impl<B: Backend> Run<B> {
         machine: &Machine,
         config: Config,
         files: ModelFiles,
-        data: (Windows, Option<Windows>),
+        data: (Sources, Option<Windows>),
     ) -> Result<Self> {
         let (train, validation) = data;
-        for windows in std::iter::once(&train).chain(&validation) {
+        for windows in train.windows().chain(&validation) {
             windows.dataset().check_vocabulary(files.config.vocab_size)?;
         }
         device.check_attention(files.config.head_dim, config.kv.page_tokens)?;
@@ -67,12 +67,12 @@ impl<B: Backend> Run<B> {
             lora.load(&mut engine, config.run.seed)?;
         }
         train::start_optimizer(&mut engine);
-        let order = Order::new(train.len(), config.run.seed, Cursor::default());
+        let order = Order::new(&train.shares(), config.run.seed, Cursor::default());
         let state = Saved {
             step: 0,
             seed: config.run.seed,
             cursor: order.cursor(),
-            data_crc32: train.dataset().fingerprint(),
+            data_crc32: train.fingerprint(),
             compute_dtype: dtype_name(device.compute_dtype()).to_owned(),
             updates: 0,
             skipped_in_a_row: 0,
@@ -89,12 +89,13 @@ impl<B: Backend> Run<B> {
     /// If it is of another model or other data, a file cannot be read, or the device fails.
     pub fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let (got, saved) = (self.state.data_crc32, &checkpoint.saved);
-        if got != saved.data_crc32 {
+        let shares = self.train.shares();
+        if got != saved.data_crc32 || !saved.cursor.fits(&shares) {
             let path = checkpoint.folder.clone();
             return Err(crate::state::Error::OtherData { path, got, wanted: saved.data_crc32 }.into());
         }
         restore(&mut self.engine, checkpoint)?;
-        self.order = Order::new(self.train.len(), self.config.run.seed, saved.cursor);
+        self.order = Order::new(&shares, self.config.run.seed, saved.cursor.clone());
         let (old, new) = (&checkpoint.config, &self.config);
         let same_validation =
             (&old.data.validation, old.run.validation_sequences) == (&new.data.validation, new.run.validation_sequences);
@@ -130,7 +131,7 @@ impl<B: Backend> Run<B> {
     fn tokenizer_files(&self) -> Vec<PathBuf> {
         let mut tokenizer = self.files.tokenizer_files();
         if tokenizer.is_empty() {
-            tokenizer.extend(self.train.dataset().tokenizer_file());
+            tokenizer.extend(self.train.windows().find_map(|windows| windows.dataset().tokenizer_file()));
         }
         tokenizer
     }

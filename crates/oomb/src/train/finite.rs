@@ -50,10 +50,9 @@ pub fn first_bad_layer<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence
         let chunks = engine.load(sequence, index);
         let end = chunks.iter().position(|chunk| chunk.tokens.contains(&token)).expect("chunks cover the sequence") + 1;
         schedule::evaluate(engine, &chunks[..end]);
-        let tokens = chunks[end - 1].tokens.len();
         let layers = engine.config.num_layers;
         for layer in 0..layers {
-            let output = engine.activations.layer(layer, tokens).output;
+            let output = engine.acts(&chunks[end - 1], layer).output;
             if engine.device.download_f32(&output)?.iter().any(|value| !value.is_finite()) {
                 return Ok(Some(format!("the output of layer {layer} of {layers}, at token {token} of the sequence")));
             }

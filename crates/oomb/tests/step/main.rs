@@ -5,5 +5,6 @@ mod cuda;
 mod gradient;
 mod invariance;
 mod lora;
+mod packing;
 mod plan;
 mod store;
