@@ -83,6 +83,7 @@ impl Dataset {
         let index = read_index(folder)?;
         let dataset = Self { folder: folder.to_path_buf(), index };
         dataset.check_documents()?;
+        dataset.check_files()?;
         let mut largest = None;
         for shard in &dataset.index.shards {
             largest = largest.max(check_shard(&folder.join(&shard.file), shard)?);
@@ -165,15 +166,17 @@ impl Dataset {
 
     fn check_documents(&self) -> Result<()> {
         let index = &self.index;
-        let in_shards: u64 = index.shards.iter().map(|shard| shard.num_tokens).sum();
-        let mut next = 0;
+        let sum = index.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(shard.num_tokens));
+        let in_shards = sum.ok_or_else(|| self.damaged("its shards have more tokens than can be".to_owned()))?;
+        let mut next = 0u64;
         for document in &index.documents {
             if document.first_token != next || document.num_tokens == 0 {
                 let (name, first) = (&document.name, document.first_token);
                 let detail = format!("document {name} should start at token {next} and have tokens, it starts at {first}");
                 return Err(self.damaged(detail));
             }
-            next += document.num_tokens;
+            let end = next.checked_add(document.num_tokens);
+            next = end.ok_or_else(|| self.damaged(format!("document {} is longer than can be", document.name)))?;
         }
         if in_shards != index.num_tokens || next != index.num_tokens {
             let wanted = index.num_tokens;
@@ -183,6 +186,15 @@ impl Dataset {
             return Err(Error::Empty { what: self.folder.display().to_string(), hint: ": prepare it from other text" });
         }
         Ok(())
+    }
+
+    /// A shard is a file of the folder: an index from elsewhere must not lead out of it.
+    fn check_files(&self) -> Result<()> {
+        let outside = |shard: &&Shard| Path::new(&shard.file).file_name().is_none_or(|name| name != shard.file.as_str());
+        match self.index.shards.iter().find(outside) {
+            Some(shard) => Err(self.damaged(format!("shard {:?} is not a file name", shard.file))),
+            None => Ok(()),
+        }
     }
 
     fn damaged(&self, detail: String) -> Error {

@@ -1,0 +1,39 @@
+//! Inputs found by `fuzz/` (see its README) that once did worse than be refused.
+
+use oomb::data::Dataset;
+use std::fs;
+
+/// What opening a dataset with this index and this shard says.
+fn refusal_of_index(index: &serde_json::Value) -> String {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::write(folder.path().join("index.json"), index.to_string()).expect("a writable folder");
+    fs::write(folder.path().join("tokens-00000.bin"), 7u32.to_le_bytes()).expect("a writable folder");
+    let error = Dataset::open(folder.path()).expect_err("it must be refused").to_string();
+    error.replace(&folder.path().display().to_string(), "DIR")
+}
+
+fn index(shard_tokens: &[u64], document_tokens: &[u64]) -> serde_json::Value {
+    let shard = |num_tokens| serde_json::json!({"file": "tokens-00000.bin", "num_tokens": num_tokens, "crc32": 0});
+    let document = |(index, num_tokens): (usize, &u64)| {
+        let first: u64 = document_tokens[..index].iter().sum();
+        serde_json::json!({"name": "a", "first_token": first, "num_tokens": num_tokens, "source_bytes": 1, "source_crc32": 0})
+    };
+    serde_json::json!({
+        "format": "oomb-tokens", "version": 1, "tokenizer": {"kind": "bytes"}, "vocab_size": 256, "num_tokens": 1, "largest_id": 7,
+        "shards": shard_tokens.iter().map(shard).collect::<Vec<_>>(),
+        "documents": document_tokens.iter().enumerate().map(document).collect::<Vec<_>>(),
+    })
+}
+
+#[test]
+fn sums_of_an_index_that_overflow_are_refused() {
+    insta::assert_snapshot!(refusal_of_index(&index(&[u64::MAX, 2], &[1])), @"");
+    insta::assert_snapshot!(refusal_of_index(&index(&[1], &[u64::MAX - 1, 2])), @"");
+}
+
+#[test]
+fn shards_outside_the_folder_are_refused() {
+    let mut index = index(&[1], &[1]);
+    index["shards"][0]["file"] = "../tokens-00000.bin".into();
+    insta::assert_snapshot!(refusal_of_index(&index), @"");
+}
