@@ -140,6 +140,9 @@ pub struct RunSettings {
     pub log_every: usize,
     /// Steps between two validation losses. Default 100 where there is validation data; refused where there is none.
     pub validate_every: usize,
+    /// Whether scalars are also written for TensorBoard, in the run's folder. Default `false`: `metrics.jsonl` and the report
+    /// have them all.
+    pub tensorboard: bool,
     /// Sequences per validation, from the start of the validation data. Default 8; refused without validation data.
     pub validation_sequences: usize,
 }
@@ -263,6 +266,7 @@ fn read_run(document: &Document, validates: bool) -> Result<RunSettings> {
         compute_dtype: section.or("compute_dtype", ComputeDtype::Auto)?,
         threads: section.or("threads", OrAuto::<usize>(None))?.0,
         log_every: section.or("log_every", 1)?,
+        tensorboard: section.or("tensorboard", false)?,
         validate_every: validate_every.unwrap_or(100),
         validation_sequences: validation_sequences.unwrap_or(8),
     })

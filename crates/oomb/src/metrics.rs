@@ -1,9 +1,13 @@
 //! What a run tells while it runs: one line of JSON per optimizer step, and progress for people. It must not know how a
 //! step is computed.
 
+mod loading;
 mod progress;
+mod tensorboard;
 
+pub use loading::Loading;
 pub use progress::{Audience, Progress};
+pub use tensorboard::{EventFile, TENSORBOARD_FOLDER};
 
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};

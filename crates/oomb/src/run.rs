@@ -11,7 +11,7 @@ use crate::model::activations::Keep;
 use crate::model::config::ModelConfig;
 use crate::plan::{Machine, Plan, Request, Training};
 use crate::train::{self, LossSum, StepLoss, Update};
-pub use load::{ModelFiles, load_weights, save_weights};
+pub use load::{Loading, ModelFiles, load_weights, save_weights};
 use oomb_device::ops::optim::AdamW;
 use oomb_device::{Backend, DType};
 use std::path::Path;

@@ -37,7 +37,7 @@ const ORDER: [(&str, &[&str]); 15] = [
         ],
     ),
     ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "train"]),
-    ("doctor", &[]),
+    ("doctor", &["config"]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),

@@ -2,8 +2,10 @@
 
 use super::prepare::PrepareProgress;
 use anyhow::{Context, Result};
-use oomb::config::{ComputeDtype, DeviceChoice};
+use oomb::config::{ComputeDtype, DeviceChoice, ModelSettings};
 use oomb::data::{Dataset, Source, open_source};
+use oomb::metrics::Loading;
+use oomb::run::ModelFiles;
 use oomb_device::DType;
 use oomb_device::cpu::{Cpu, CpuOptions};
 use oomb_device::cuda::Cuda;
@@ -64,4 +66,10 @@ pub(crate) fn open_data(source: &Source<'_>, what: &'static str) -> Result<Datas
     let dataset = open_source(source, &mut |advance| progress.advance(advance));
     progress.finish();
     Ok(dataset?)
+}
+
+/// Opens a model; where loading its weights takes more than a moment, it shows.
+pub(crate) fn open_model(settings: &ModelSettings) -> Result<ModelFiles> {
+    let shown = Loading::new();
+    Ok(ModelFiles::open(settings)?.with_loading(Box::new(move |done, total| shown.show(done, total))))
 }

@@ -1,17 +1,18 @@
 //! `oomb train`: a configuration to a trained model.
 
-use super::machine::{on_device, open_data, open_device, use_threads};
+use super::machine::{on_device, open_data, open_device, open_model, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use oomb::config::{Bytes, Config, DataSettings, RunSettings, format_count};
 use oomb::data::{Source, Windows};
-use oomb::metrics::{Audience, MetricsFile, Progress, Record};
+use oomb::metrics::{Audience, EventFile, MetricsFile, Progress, Record};
 use oomb::model::params::{ParamSpec, param_specs};
 use oomb::plan::{Plan, Tier};
-use oomb::run::{self, ModelFiles, Observer, Run, StepRecord};
+use oomb::run::{self, Observer, Run, StepRecord};
 use oomb::run_folder;
 use oomb::train::LossSum;
 use oomb_device::Backend;
+use std::fs::File;
 use std::io::{self, Stdout};
 use std::path::{Path, PathBuf};
 
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn train_on<B: Backend>(device: &B, config: Config) -> Result<()> {
-    let files = ModelFiles::open(&config.model)?;
+    let files = open_model(&config.model)?;
     let data = open_windows(&config.data, &config.run)?;
     let folder = config.run.out.clone();
     let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
@@ -88,14 +89,16 @@ fn open_windows(data: &DataSettings, run: &RunSettings) -> Result<(Windows, Opti
 /// Writes every step down and shows it.
 struct Recorder {
     metrics: MetricsFile,
+    events: Option<EventFile<File>>,
     progress: Progress<Stdout>,
 }
 
 impl Recorder {
     fn create(config: &Config) -> Result<Self> {
         let metrics = MetricsFile::create(&config.run.out)?;
+        let events = config.run.tensorboard.then(|| EventFile::create(&config.run.out)).transpose()?;
         let audience = Audience::of_this_process();
-        Ok(Self { metrics, progress: Progress::new(audience, config.run.steps, config.run.log_every, io::stdout()) })
+        Ok(Self { metrics, events, progress: Progress::new(audience, config.run.steps, config.run.log_every, io::stdout()) })
     }
 }
 
@@ -116,6 +119,9 @@ impl Observer for Recorder {
             validation_loss: validation.map(|loss| loss.mean()),
         };
         self.metrics.append(&record)?;
+        if let Some(events) = &mut self.events {
+            events.append(&record)?;
+        }
         self.progress.step(&record)
     }
 }

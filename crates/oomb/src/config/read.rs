@@ -30,7 +30,18 @@ pub(super) const KEYS: [(&str, &[&str]); 6] = [
     ),
     (
         "run",
-        &["out", "steps", "seed", "device", "compute_dtype", "threads", "log_every", "validate_every", "validation_sequences"],
+        &[
+            "out",
+            "steps",
+            "seed",
+            "device",
+            "compute_dtype",
+            "threads",
+            "log_every",
+            "tensorboard",
+            "validate_every",
+            "validation_sequences",
+        ],
     ),
 ];
 

@@ -50,6 +50,7 @@ impl Config {
         out.value("compute_dtype", text(self.run.compute_dtype));
         out.value("threads", or_auto(self.run.threads));
         out.value("log_every", self.run.log_every);
+        out.value("tensorboard", self.run.tensorboard);
         if validates {
             out.value("validate_every", self.run.validate_every);
             out.value("validation_sequences", self.run.validation_sequences);
