@@ -190,12 +190,22 @@ fn read_model(document: &Document) -> Result<ModelSettings> {
     };
     let rope_scaling = match section.optional::<toml::Table>("rope_scaling")? {
         Some(table) => match serde_json::to_value(table) {
-            Ok(serde_json::Value::Object(map)) => Some(map),
+            // TOML has no null: it stands for nan or inf.
+            Ok(serde_json::Value::Object(map)) if !map.values().any(holds_null) => Some(map),
             _ => return Err(document.invalid("model.rope_scaling", "holds a value that JSON does not have")),
         },
         None => None,
     };
     Ok(ModelSettings { source, rope_scaling })
+}
+
+fn holds_null(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Null => true,
+        serde_json::Value::Array(items) => items.iter().any(holds_null),
+        serde_json::Value::Object(map) => map.values().any(holds_null),
+        _ => false,
+    }
 }
 
 fn read_data(section: &Section<'_>) -> Result<DataSettings> {

@@ -12,6 +12,12 @@ pub const CONFIG_FILE: &str = "config.toml";
 /// Name of the folder of the trained model in a run's folder: a Hugging Face checkpoint.
 pub const MODEL_FOLDER: &str = "model";
 
+/// Name of the plan in a run's folder: every buffer, as `oomb plan` prints it.
+pub const PLAN_FILE: &str = "plan.txt";
+
+/// Name of the last evaluation in a run's folder.
+pub const EVALUATION_FILE: &str = "eval.json";
+
 /// A folder that a run cannot have.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -76,4 +82,13 @@ pub fn create(config: &Config) -> Result<(), Error> {
     let path = folder.join(CONFIG_FILE);
     let mut file = fs::File::create_new(&path).map_err(io(&path))?;
     file.write_all(config.to_toml().as_bytes()).map_err(io(&path))
+}
+
+/// Writes the plan of a run, as `oomb plan` prints it, into its folder.
+///
+/// # Errors
+/// If the system refuses.
+pub fn write_plan(folder: &Path, plan: &str) -> Result<(), Error> {
+    let path = folder.join(PLAN_FILE);
+    fs::write(&path, plan).map_err(|source| Error::Io { path, source })
 }

@@ -17,7 +17,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 15] = [
+const ORDER: [(&str, &[&str]); 16] = [
     (
         "cli",
         &[
@@ -31,12 +31,14 @@ const ORDER: [(&str, &[&str]); 15] = [
             "model",
             "plan",
             "run",
+            "report",
             "run_folder",
             "train",
             "kv",
         ],
     ),
     ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "train"]),
+    ("report", &["config", "metrics", "run_folder"]),
     ("doctor", &["config"]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),

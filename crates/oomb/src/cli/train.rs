@@ -8,6 +8,7 @@ use oomb::data::{Source, Windows};
 use oomb::metrics::{Audience, EventFile, MetricsFile, Progress, Record};
 use oomb::model::params::{ParamSpec, param_specs};
 use oomb::plan::{Plan, Tier};
+use oomb::report;
 use oomb::run::{self, Observer, Run, StepRecord};
 use oomb::run_folder;
 use oomb::train::LossSum;
@@ -47,15 +48,26 @@ fn train_on<B: Backend>(device: &B, config: Config) -> Result<()> {
     let folder = config.run.out.clone();
     let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
     run_folder::create(&config)?;
+    run_folder::write_plan(&folder, &run.plan().to_string())?;
     println!("{}", summary(run.plan()));
     let mut recorder = Recorder::create(&config)?;
     let outcome = run.train(&mut recorder);
     recorder.progress.finish();
+    write_report(&folder);
     outcome?;
     let model = folder.join(run_folder::MODEL_FOLDER);
     run.save(&model).context("training is done, but the model could not be saved")?;
     println!("model in {}", model.display());
     Ok(())
+}
+
+/// The page of the run as far as it came; a run is not a failure for want of it.
+fn write_report(folder: &Path) {
+    let out = folder.join(report::REPORT_FILE);
+    match report::write(&[folder.to_path_buf()], &out) {
+        Ok(()) => println!("report in {}", out.display()),
+        Err(error) => eprintln!("note: no report: {error}"),
+    }
 }
 
 /// What is about to be trained, in a line.
