@@ -37,3 +37,24 @@ fn shards_outside_the_folder_are_refused() {
     index["shards"][0]["file"] = "../tokens-00000.bin".into();
     insta::assert_snapshot!(refusal_of_index(&index), @"");
 }
+
+#[test]
+fn a_rope_scaling_that_is_no_number_is_refused() {
+    let text = "[model]\npreset = \"tiny\"\nrope_scaling = { rope_type = \"linear\", factor = nan }\n[data]\ntrain = \"a\"\n\
+                sequence_tokens = 64\n[run]\nout = \"o\"\nsteps = 1\n";
+    let error = oomb::config::Config::parse(text, "run.toml", &[]).expect_err("it must be refused").to_string();
+    assert!(error.contains("model.rope_scaling"), "{error}");
+}
+
+/// Texts at which the tokenizer library panics.
+#[test]
+fn tokenizers_that_the_library_panics_at_are_refused() {
+    let cut = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": {"type": "ByteLevel", "add_prefix_space": tru1, "trim_offsets": true}}"#;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, cut).expect("a writable folder");
+    let loaded = oomb::data::Tokenizer::load(&oomb::config::TokenizerSource::Path(path));
+    let error = loaded.err().expect("it must be refused").to_string();
+    assert!(error.contains("not a tokenizer.json: expected ident"), "{error}");
+}
