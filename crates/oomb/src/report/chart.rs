@@ -10,7 +10,7 @@ const RIGHT: f64 = 548.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 216.0;
 
-/// Largest over smallest value from which an axis is logarithmic.
+/// Largest over smallest value from which an axis is logarithmic at first.
 const LOG_FROM: f64 = 60.0;
 
 /// How a series is drawn.
@@ -111,40 +111,58 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 impl Chart {
     /// The figure, or nothing where no series has a point.
     pub(super) fn figure(&self) -> String {
-        let Some((x, y)) = self.axes() else { return String::new() };
+        let Some((low, high)) = self.bounds_of_y() else { return String::new() };
+        // Both are drawn where both make sense; the reader switches.
+        let can_be_log = !self.from_zero && low > 0.0 && high > low;
+        let begins_log = can_be_log && high / low > LOG_FROM;
+        let log = if can_be_log { self.svg(true) } else { String::new() };
+        let button = if can_be_log { "<button type=\"button\">log</button>" } else { "" };
+        let class = if begins_log { "chart log" } else { "chart" };
+        let (title, unit) = (escape(self.title), escape(self.unit));
+        format!(
+            "<figure class=\"{class}\">\n<figcaption>{title} <small>{unit}</small>{button}</figcaption>\n{}{log}\
+             <div class=\"tip\"></div>\n<script type=\"application/json\">{}</script>\n</figure>\n",
+            self.svg(false),
+            self.data(),
+        )
+    }
+
+    /// The drawing with a linear or a logarithmic y axis.
+    fn svg(&self, log: bool) -> String {
+        let Some((x, y)) = self.axes(log) else { return String::new() };
         let mut svg = String::new();
         self.draw_axes(&mut svg, &x, &y);
         for series in self.series.iter().filter(|series| !series.points.is_empty()) {
             draw(&mut svg, series, &x, &y);
         }
-        let title = escape(self.title);
-        let unit = escape(self.unit);
         format!(
-            "<figure class=\"chart\">\n<figcaption>{title} <small>{unit}{}</small></figcaption>\n\
-             <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title} by {}\" data-x=\"{LEFT} {RIGHT} {} {}\">\n{svg}\
-             <line class=\"cursor\" y1=\"{TOP}\" y2=\"{BOTTOM}\"/></svg>\n<div class=\"tip\"></div>\n\
-             <script type=\"application/json\">{}</script>\n</figure>\n",
-            if y.log { ", logarithmic" } else { "" },
+            "<svg class=\"{}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{} by {}\" \
+             data-x=\"{LEFT} {RIGHT} {} {}\">\n{svg}<line class=\"cursor\" y1=\"{TOP}\" y2=\"{BOTTOM}\"/></svg>\n",
+            if log { "logarithmic" } else { "linear" },
+            escape(self.title),
             self.x_label,
             x.low,
             x.high,
-            self.data(),
         )
     }
 
-    fn axes(&self) -> Option<(Axis, Axis)> {
+    fn bounds_of_y(&self) -> Option<(f64, f64)> {
+        bounds(self.series.iter().flat_map(|series| &series.points).map(|point| point.1))
+    }
+
+    fn axes(&self, log: bool) -> Option<(Axis, Axis)> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let (x_low, mut x_high) = bounds(points().map(|point| point.0))?;
-        let (mut low, mut high) = bounds(points().map(|point| point.1))?;
+        let (mut low, mut high) = self.bounds_of_y()?;
         if x_high <= x_low {
             x_high = x_low + 1.0;
         }
-        let log = !self.from_zero && low > 0.0 && high / low > LOG_FROM;
         if self.from_zero {
             low = low.min(0.0);
         }
         if log {
-            (low, high) = (low / 1.2, high * 1.2);
+            let margin = (high / low).powf(0.06);
+            (low, high) = (low / margin, high * margin);
         } else {
             // A flat curve lies in the middle of its chart.
             let margin = if high > low { (high - low) * 0.06 } else { high.abs().max(1e-12) * 0.1 };

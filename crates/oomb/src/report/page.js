@@ -1,6 +1,11 @@
 // Values under the pointer. Without it the page is complete, only still.
 for (const figure of document.querySelectorAll(".chart")) {
-  const svg = figure.querySelector("svg"), tip = figure.querySelector(".tip"), cursor = figure.querySelector(".cursor");
+  figure.querySelector("button")?.addEventListener("click", () => figure.classList.toggle("log"));
+  for (const svg of figure.querySelectorAll("svg")) follow(figure, svg);
+}
+
+function follow(figure, svg) {
+  const tip = figure.querySelector(".tip"), cursor = svg.querySelector(".cursor");
   const data = JSON.parse(figure.querySelector("script").textContent);
   const [left, right, low, high] = svg.dataset.x.split(" ").map(Number);
   const number = value => Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(5)));
