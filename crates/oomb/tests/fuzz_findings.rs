@@ -27,15 +27,15 @@ fn index(shard_tokens: &[u64], document_tokens: &[u64]) -> serde_json::Value {
 
 #[test]
 fn sums_of_an_index_that_overflow_are_refused() {
-    insta::assert_snapshot!(refusal_of_index(&index(&[u64::MAX, 2], &[1])), @"");
-    insta::assert_snapshot!(refusal_of_index(&index(&[1], &[u64::MAX - 1, 2])), @"");
+    insta::assert_snapshot!(refusal_of_index(&index(&[u64::MAX, 2], &[1])), @"DIR/index.json is damaged: its shards have more tokens than can be; make it again with `oomb prepare … --overwrite`");
+    insta::assert_snapshot!(refusal_of_index(&index(&[1], &[u64::MAX - 1, 2])), @"DIR/index.json is damaged: document a is longer than can be; make it again with `oomb prepare … --overwrite`");
 }
 
 #[test]
 fn shards_outside_the_folder_are_refused() {
     let mut index = index(&[1], &[1]);
     index["shards"][0]["file"] = "../tokens-00000.bin".into();
-    insta::assert_snapshot!(refusal_of_index(&index), @"");
+    insta::assert_snapshot!(refusal_of_index(&index), @r#"DIR/index.json is damaged: shard "../tokens-00000.bin" is not a file name; make it again with `oomb prepare … --overwrite`"#);
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn check_nesting(page: &str) {
         } else if !tag.ends_with('/') && !VOID.contains(&name.to_lowercase().as_str()) {
             open.push(name.clone());
         }
-        if name == "script" || name == "style" {
+        if ["script", "style"].contains(&tag) || tag.starts_with("script ") {
             rest = &rest[rest.find(&format!("</{name}")).unwrap_or(0)..];
         }
     }
