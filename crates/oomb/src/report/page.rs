@@ -158,7 +158,7 @@ fn by_position(runs: &[RunFiles]) -> Chart {
     let series = runs.iter().enumerate().map(|(index, run)| {
         let measured = || run.buckets.iter().filter_map(|bucket| Some((bucket, bucket.loss?)));
         let mut points: Vec<_> = measured().map(|(bucket, loss)| (bucket.from as f64, loss)).collect();
-        points.extend(measured().last().map(|(bucket, loss)| (bucket.to as f64, loss)));
+        points.extend(measured().next_back().map(|(bucket, loss)| (bucket.to as f64, loss)));
         Series { label: run.name.clone(), colour: index % NUM_COLOURS, style: Style::Stairs, points }
     });
     let unit = "nats, of the last evaluation";
