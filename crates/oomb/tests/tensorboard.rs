@@ -1,5 +1,4 @@
 //! Event files are byte for byte those of TensorBoard's own writer (`scripts/golden_tensorboard.py`).
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use oomb::metrics::{EventFile, Record};
 
