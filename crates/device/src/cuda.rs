@@ -19,10 +19,12 @@ mod norm;
 mod optim;
 mod reduce;
 mod rope;
+mod survey;
 
 pub use buffer::{Buffer, Event, HostBuffer};
 pub use library::PATH_VARIABLE;
 pub use module::{KernelReport, SOURCE_VARIABLE, compile_all, nvrtc_version};
+pub use survey::{Gpu, LEAST_CAPABILITY, Library, Survey, survey};
 
 use crate::ops::attention::PageRef;
 use crate::{Device, Error, Result, Stream, Tensor};
@@ -116,7 +118,7 @@ impl Cuda {
         let attribute = |which| driver::attribute(device, which).map_err(at("the GPU does not describe itself"));
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        if major < 8 {
+        if (major, minor) < LEAST_CAPABILITY {
             return Err(Opening::Library(format!("compute capability {major}.{minor}; wanted 8.0 (Ampere) or newer")));
         }
         let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;

@@ -1,27 +1,34 @@
 //! Commands and their arguments. Each module holds one command; they must not know each other.
 
 mod bench;
+mod completions;
 mod data_report;
 mod doctor;
 mod eval;
 mod export;
 mod interrupt;
 mod machine;
+mod man;
 mod plan;
 mod prepare;
+mod report;
 mod settings;
 mod train;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Train large language models on contexts of a million tokens and more on one GPU.
 #[derive(Parser)]
 #[command(name = "oomb", version, max_term_width = 100)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted by SIGINT and SIGTERM, with everything saved."
-)]
+#[command(after_help = "A first run, from a novel to a model and its report:
+  oomb train --config configs/emma.toml
+  oomb eval --model runs/emma/model --data data/emma.txt --tokenizer bytes --sequence-tokens 32K
+  oomb report runs/emma
+
+`oomb COMMAND --help` shows examples. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 interrupted by
+SIGINT and SIGTERM, with everything saved.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -34,9 +41,12 @@ enum Command {
     Train(train::Args),
     Eval(eval::Args),
     Export(export::Args),
+    Report(report::Args),
     #[command(subcommand)]
     Bench(bench::Bench),
     Doctor(doctor::Args),
+    Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// Runs a command.
@@ -47,8 +57,11 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Bench(bench) => bench::run(&bench),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
     }
 }
 

@@ -135,6 +135,9 @@ pub struct RunSettings {
     pub log_every: usize,
     /// Steps between two validation losses. Default 100 where there is validation data; refused where there is none.
     pub validate_every: usize,
+    /// Whether scalars are also written for TensorBoard, in the run's folder. Default `false`: `metrics.jsonl` and the report
+    /// have them all.
+    pub tensorboard: bool,
     /// Sequences per validation, from the start of the validation data. Default 8; refused without validation data.
     pub validation_sequences: usize,
     /// Steps between two checkpoints; one more is written at the last step, and when the run is interrupted. Default 100:
@@ -191,12 +194,22 @@ fn read_model(document: &Document) -> Result<ModelSettings> {
     };
     let rope_scaling = match section.optional::<toml::Table>("rope_scaling")? {
         Some(table) => match serde_json::to_value(table) {
-            Ok(serde_json::Value::Object(map)) => Some(map),
+            // TOML has no null: it stands for nan or inf.
+            Ok(serde_json::Value::Object(map)) if !map.values().any(holds_null) => Some(map),
             _ => return Err(document.invalid("model.rope_scaling", "holds a value that JSON does not have")),
         },
         None => None,
     };
     Ok(ModelSettings { source, rope_scaling })
+}
+
+fn holds_null(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Null => true,
+        serde_json::Value::Array(items) => items.iter().any(holds_null),
+        serde_json::Value::Object(map) => map.values().any(holds_null),
+        _ => false,
+    }
 }
 
 fn read_schedule(section: &Section<'_>) -> Result<ScheduleSettings> {
@@ -258,6 +271,7 @@ fn read_run(document: &Document, validates: bool) -> Result<RunSettings> {
         compute_dtype: section.or("compute_dtype", ComputeDtype::Auto)?,
         threads: section.or("threads", OrAuto::<usize>(None))?.0,
         log_every: section.or("log_every", 1)?,
+        tensorboard: section.or("tensorboard", false)?,
         validate_every: validate_every.unwrap_or(100),
         validation_sequences: validation_sequences.unwrap_or(8),
         checkpoint_every: section.or("checkpoint_every", choices::Every(Some(100)))?.0,

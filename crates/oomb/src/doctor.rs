@@ -6,10 +6,12 @@
 
 mod attention;
 mod cases;
+mod machine;
 mod rig;
 
 pub use attention::{AttentionSizes, Sees};
 pub use cases::{Case, cases};
+pub use machine::{Facts, Problem};
 
 use oomb_device::cpu::{Cpu, CpuOptions, Real};
 use oomb_device::{Backend, DType, Result};

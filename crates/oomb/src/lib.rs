@@ -14,6 +14,7 @@ pub mod kv;
 pub mod metrics;
 pub mod model;
 pub mod plan;
+pub mod report;
 pub mod run;
 pub mod run_folder;
 pub mod schedule;

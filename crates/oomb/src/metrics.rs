@@ -2,12 +2,16 @@
 //! step is computed.
 
 mod file;
+mod loading;
 mod progress;
 mod spikes;
+mod tensorboard;
 
 pub use file::MetricsFile;
+pub use loading::Loading;
 pub use progress::{Audience, Progress};
 pub use spikes::Spikes;
+pub use tensorboard::{EventFile, TENSORBOARD_FOLDER};
 
 use serde::{Deserialize, Serialize};
 

@@ -16,7 +16,7 @@ use crate::model::config::ModelConfig;
 use crate::plan::{Machine, Plan, Request, Training};
 use crate::train::{self, LossSum, StepLoss, Update};
 pub use error::{Error, Result};
-pub use load::{ModelFiles, load_weights, save_weights};
+pub use load::{Loading, ModelFiles, load_weights, save_weights};
 pub use lora::{Lora, save_adapter};
 use oomb_device::ops::optim::AdamW;
 use oomb_device::{Backend, DType};

@@ -13,6 +13,12 @@ pub const CONFIG_FILE: &str = "config.toml";
 /// Name of the folder of the trained model in a run's folder: a Hugging Face checkpoint.
 pub const MODEL_FOLDER: &str = "model";
 
+/// Name of the plan in a run's folder: every buffer, as `oomb plan` prints it.
+pub const PLAN_FILE: &str = "plan.txt";
+
+/// Name of the last evaluation in a run's folder.
+pub const EVALUATION_FILE: &str = "eval.json";
+
 /// Name of the folder of the trained adapter in a run's folder: as PEFT saves one.
 pub const ADAPTER_FOLDER: &str = "adapter";
 /// Held by the process that trains in the folder.
@@ -171,4 +177,13 @@ fn sync(folder: &Path) -> Result<(), Error> {
 fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_path_buf();
     move |source| Error::Io { action, path, source }
+}
+
+/// Writes the plan of a run, as `oomb plan` prints it, into its folder.
+///
+/// # Errors
+/// If the system refuses.
+pub fn write_plan(folder: &Path, plan: &str) -> Result<(), Error> {
+    let path = folder.join(PLAN_FILE);
+    fs::write(&path, plan).map_err(io("write", &path))
 }

@@ -17,7 +17,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 16] = [
+const ORDER: [(&str, &[&str]); 17] = [
     (
         "cli",
         &[
@@ -31,6 +31,7 @@ const ORDER: [(&str, &[&str]); 16] = [
             "model",
             "plan",
             "run",
+            "report",
             "run_folder",
             "state",
             "train",
@@ -38,7 +39,8 @@ const ORDER: [(&str, &[&str]); 16] = [
         ],
     ),
     ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "state", "train"]),
-    ("doctor", &[]),
+    ("report", &["config", "metrics", "run_folder"]),
+    ("doctor", &["config"]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),

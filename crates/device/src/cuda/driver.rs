@@ -86,6 +86,14 @@ pub(super) fn device_name(device: i32) -> DriverResult<String> {
     Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
 }
 
+/// All memory of a GPU, bytes; needs no context.
+pub(super) fn total_memory(device: i32) -> DriverResult<u64> {
+    let mut bytes = 0;
+    // SAFETY: writes one integer.
+    check(unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, device) })?;
+    Ok(bytes as u64)
+}
+
 /// Retains a GPU's primary context.
 pub(super) fn retain_context(device: i32) -> DriverResult<Handle<CUcontext>> {
     let mut context = std::ptr::null_mut();

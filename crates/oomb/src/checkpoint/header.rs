@@ -112,8 +112,9 @@ fn entry(name: &str, value: &Value, start: u64) -> Option<Entry> {
     let offsets: Vec<u64> = value["data_offsets"].as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?;
     let &[begin, end] = offsets.as_slice() else { return None };
     let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim as u64))?;
+    let num_bytes = end.checked_sub(begin)?;
     if let Some(element_bytes) = file_type.element_bytes()
-        && end.checked_sub(begin)? != elements.checked_mul(element_bytes)?
+        && num_bytes != elements.checked_mul(element_bytes)?
     {
         return None;
     }

@@ -65,6 +65,15 @@ impl Checkpoint {
         &self.entry(name).shape
     }
 
+    /// Length of a tensor in its file.
+    ///
+    /// # Panics
+    /// If `name` is not a source of one of the model's parameters.
+    pub fn tensor_bytes(&self, name: &str) -> u64 {
+        let bytes = &self.entry(name).bytes;
+        bytes.end - bytes.start
+    }
+
     /// Reads the values of a tensor.
     ///
     /// # Errors

@@ -5,11 +5,15 @@ use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
 use oomb::bench::aligned;
 use oomb::config::{Bytes, DeviceChoice};
-use oomb::doctor::{Comparison, cases, compare};
+use oomb::doctor::{Comparison, Facts, Problem, cases, compare};
 use oomb_device::Backend;
+use oomb_device::cuda::Survey;
+use std::path::Path;
 use std::time::Instant;
 
-/// Look at this machine, and compare every op of its device with the CPU.
+/// Look at this machine, say what is wrong and what to do, and compare every op of its device with the CPU.
+///
+/// Looks at memory and its limits, disk, driver, GPUs, and CUDA's libraries with every place that is searched for them.
 ///
 /// A GPU stores bf16: each result may be twice as far from the exact one (the CPU in f64) as the CPU's own bf16 result is,
 /// plus a floor for sums in another order. Without a GPU the CPU's f32 is checked against its f64. Takes less than a minute;
@@ -17,6 +21,7 @@ use std::time::Instant;
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb doctor
+  oomb doctor --no-test
   oomb doctor --device cuda:1 --all")]
 pub(crate) struct Args {
     /// "auto" (a GPU if there is one), "cpu", "cuda:0"
@@ -25,11 +30,18 @@ pub(crate) struct Args {
     /// Print every comparison, not only the worst of each output
     #[arg(long)]
     all: bool,
+    /// Only look; compute nothing
+    #[arg(long, conflicts_with = "all")]
+    no_test: bool,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    print!("{}", machine());
+    let facts = Facts::of_this_machine(Path::new("."));
+    println!("{}{}", machine(&facts), problems(&facts));
+    if args.no_test {
+        return Ok(());
+    }
     on_device!(open_default(args.device)?, |device| args.run_on(&device))
 }
 
@@ -60,26 +72,67 @@ impl Args {
     }
 }
 
-/// Processor and memory, with what limits them.
-fn machine() -> String {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut text = format!("version    {}\nprocessor  {threads} threads for this process\n", env!("CARGO_PKG_VERSION"));
-    if threads < 4 {
-        text.push_str("           few for a GPU: one thread launches, others convert and copy; 4 or more are better\n");
+/// What the machine has, line by line.
+fn machine(facts: &Facts) -> String {
+    let mut lines = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+    lines.push(("processor", format!("{} threads for this process", facts.threads)));
+    lines.push((
+        "memory",
+        match &facts.memory {
+            Ok((total, available)) => format!("{} available of {}", Bytes(*available), Bytes(*total)),
+            Err(why) => format!("unknown: {why}"),
+        },
+    ));
+    if let Some((limit, free)) = facts.control_group {
+        lines.push(("", format!("the control group allows {}, of which {} are free", Bytes(limit), Bytes(free))));
     }
-    let mut system = match sysinfo::System::new() {
-        Ok(system) => system,
-        Err(e) => return text + &format!("memory     unknown: {e}\n"),
-    };
-    system.refresh_memory();
-    let (total, available) = (system.total_memory(), system.available_memory());
-    text.push_str(&format!("memory     {} available of {}\n", Bytes(available), Bytes(total)));
-    if let Some(limits) = system.cgroup_limits().filter(|limits| limits.total_memory < total) {
-        let (limit, free) = (Bytes(limits.total_memory), Bytes(limits.free_memory));
-        text.push_str(&format!("           this process's control group allows {limit}, of which {free} are free: pages that\n"));
-        text.push_str("           do not fit the device are held there; raise the container's memory for longer contexts\n");
+    lines.push((
+        "",
+        match facts.memlock {
+            Some(limit) => format!("at most {} locked (ulimit -l)", Bytes(limit)),
+            None => "no limit on locked memory".to_owned(),
+        },
+    ));
+    let (folder, free, _) = &facts.disk;
+    let free = free.as_ref().map_or_else(|_| "unknown".to_owned(), |bytes| Bytes(*bytes).to_string());
+    lines.push(("disk", format!("{free} free in {}", folder.display())));
+    lines.extend(cuda(&facts.cuda));
+    lines.iter().map(|(name, text)| format!("{name:10} {text}\n")).collect()
+}
+
+/// Driver, GPUs, libraries, and where they were looked for.
+fn cuda(survey: &Survey) -> Vec<(&'static str, String)> {
+    let module = survey.kernel_module.as_ref().map_or_else(String::new, |version| format!(" (kernel module {version})"));
+    let mut lines = vec![(
+        "driver",
+        match &survey.driver {
+            Ok((major, minor)) => format!("CUDA {major}.{minor}{module}"),
+            Err(_) => format!("not usable{module}"),
+        },
+    )];
+    for (ordinal, gpu) in survey.gpus.iter().enumerate() {
+        let ((major, minor), memory) = (gpu.capability, Bytes(gpu.memory_bytes));
+        lines.push(("gpu", format!("cuda:{ordinal}  {}, {memory}, compute capability {major}.{minor}", gpu.name)));
     }
-    text
+    if survey.gpus.is_empty() {
+        lines.push(("gpu", format!("none ({} NVIDIA on the PCI bus)", survey.num_pci)));
+    }
+    for (index, library) in survey.libraries.iter().enumerate() {
+        let found = library.found.as_ref().map_or_else(|_| "not found".to_owned(), |path| path.display().to_string());
+        lines.push((if index == 0 { "libraries" } else { "" }, format!("{:12} {found}", library.name)));
+    }
+    for (index, (name, value)) in survey.variables.iter().enumerate() {
+        let value = value.as_deref().unwrap_or("not set");
+        lines.push((if index == 0 { "searched" } else { "" }, format!("{name} {value}")));
+    }
+    lines.extend(survey.folders.iter().map(|folder| ("", folder.display().to_string())));
+    lines
+}
+
+/// Each problem with what to do about it.
+fn problems(facts: &Facts) -> String {
+    let told = |problem: &Problem| format!("\n! {}\n  {}\n", problem.what, problem.remedy);
+    facts.problems().iter().map(told).collect()
 }
 
 fn table(comparisons: &[Comparison], all: bool) -> String {

@@ -1,6 +1,6 @@
 //! `oomb eval`: the loss of a model on a text.
 
-use super::machine::{cutting, on_device, open_data, open_device, use_threads};
+use super::machine::{cutting, on_device, open_data, open_device, open_model, use_threads};
 use super::settings::Settings;
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use oomb::config::{Config, TokenizerSource, format_count};
 use oomb::data::{Source, Windows, is_prepared};
 use oomb::metrics::Audience;
-use oomb::run::{self, ModelFiles};
+use oomb::run;
 use oomb::train::LossSum;
 use oomb_device::Backend;
 use std::num::NonZeroUsize;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn evaluate_on<B: Backend>(device: &B, args: &Args, config: &Config) -> Result<()> {
-    let mut files = ModelFiles::open(&config.model)?;
+    let mut files = open_model(&config.model)?;
     if let Some(adapter) = &args.adapter {
         files = files.with_adapter(adapter)?;
     }

@@ -2,8 +2,10 @@
 
 use super::prepare::PrepareProgress;
 use anyhow::{Context, Result};
-use oomb::config::{ComputeDtype, DataSettings, DeviceChoice};
+use oomb::config::{ComputeDtype, DataSettings, DeviceChoice, ModelSettings};
 use oomb::data::{Cutting, Dataset, Source, open_source};
+use oomb::metrics::Loading;
+use oomb::run::ModelFiles;
 use oomb_device::DType;
 use oomb_device::cpu::{Cpu, CpuOptions};
 use oomb_device::cuda::Cuda;
@@ -70,4 +72,10 @@ pub(crate) fn open_data(source: &Source<'_>, what: &'static str) -> Result<Datas
 pub(crate) fn cutting(data: &DataSettings) -> Cutting {
     let (sequence_tokens, packing, long_documents) = (data.sequence_tokens, data.packing, data.long_documents);
     Cutting { sequence_tokens, packing, long_documents }
+}
+
+/// Opens a model; where loading its weights takes more than a moment, it shows.
+pub(crate) fn open_model(settings: &ModelSettings) -> Result<ModelFiles> {
+    let shown = Loading::new();
+    Ok(ModelFiles::open(settings)?.with_loading(Box::new(move |done, total| shown.show(done, total))))
 }

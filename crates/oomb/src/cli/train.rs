@@ -4,14 +4,15 @@ mod recorder;
 
 use super::data_report::data_report;
 use super::interrupt::{Interrupted, Interrupts};
-use super::machine::{cutting, on_device, open_data, open_device, use_threads};
+use super::machine::{cutting, on_device, open_data, open_device, open_model, use_threads};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use oomb::config::{Bytes, Config, DataSettings, RowSettings, RunSettings, format_count};
 use oomb::data::{Source, Sources, Windows};
 use oomb::model::config::ModelConfig;
 use oomb::plan::{Plan, Tier};
-use oomb::run::{self, Ended, Lora, ModelFiles, Run};
+use oomb::report;
+use oomb::run::{self, Ended, Lora, Run};
 use oomb::run_folder;
 use oomb::state::{self, Beginning};
 use oomb_device::Backend;
@@ -81,7 +82,7 @@ fn resumable(config: &Config) -> Result<Beginning> {
 
 /// Signal, steps done and checkpoint where the run was interrupted.
 fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Result<Option<(i32, usize, PathBuf)>> {
-    let files = ModelFiles::open(&config.model)?;
+    let files = open_model(&config.model)?;
     let data = open_windows(&config.data, &config.run)?;
     let mut reports: String = data.0.windows().map(|windows| data_report(windows, TRAINING)).collect();
     reports.extend(data.1.iter().map(|windows| data_report(windows, VALIDATION)));
@@ -95,11 +96,13 @@ fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Res
         None
     };
     let step = take_up(&mut run, &config, &beginning)?;
+    run_folder::write_plan(folder, &run.plan().to_string())?;
     println!("{reports}{}", summary(run.plan()));
     let interrupts = Interrupts::listen("this step is finished, then a checkpoint is saved")?;
     let mut recorder = Recorder::new(&config, step, interrupts.clone())?;
     let outcome = run.train(&mut recorder);
     recorder.finish();
+    write_report(folder);
     if let Ended::Interrupted { step, checkpoint } = outcome? {
         return Ok(interrupts.signal().map(|signal| (signal, step, checkpoint)));
     }
@@ -149,6 +152,15 @@ fn again(args: &Args) -> String {
     };
     let set: String = args.set.iter().map(|set| format!(" --set {}", quoted(set))).collect();
     format!("oomb train --config {}{set} --resume", quoted(&args.config.display().to_string()))
+}
+
+/// The page of the run as far as it came; a run is not a failure for want of it.
+fn write_report(folder: &Path) {
+    let out = folder.join(report::REPORT_FILE);
+    match report::write(&[folder.to_path_buf()], &out) {
+        Ok(()) => println!("report in {}", out.display()),
+        Err(error) => eprintln!("note: no report: {error}"),
+    }
 }
 
 /// What is about to be trained, in a line.

@@ -56,6 +56,7 @@ pub(super) const KEYS: [(&str, &[&str]); 7] = [
             "compute_dtype",
             "threads",
             "log_every",
+            "tensorboard",
             "validate_every",
             "validation_sequences",
             "checkpoint_every",

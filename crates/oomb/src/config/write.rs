@@ -41,6 +41,7 @@ impl Config {
         out.value("compute_dtype", text(self.run.compute_dtype));
         out.value("threads", or_auto(self.run.threads));
         out.value("log_every", self.run.log_every);
+        out.value("tensorboard", self.run.tensorboard);
         out.value(
             "checkpoint_every",
             self.run.checkpoint_every.map_or_else(|| text("off").to_string(), |every| every.to_string()),

@@ -27,6 +27,7 @@ impl Dataset {
     pub fn open(folder: &Path) -> Result<Self> {
         let (index, documents) = read_index(folder)?;
         let dataset = Self::new(folder, index, &documents)?;
+        dataset.check_files()?;
         let mut largest = None;
         for shard in &dataset.index.shards {
             largest = largest.max(check_shard(folder, shard)?);
@@ -207,6 +208,15 @@ impl Dataset {
         let next = starts.partition_point(|&start| start <= range.start);
         let inside = starts[next..].iter().take_while(|&&start| start < range.end);
         std::iter::once(0).chain(inside.map(|start| (start - range.start) as usize)).collect()
+    }
+
+    /// A shard is a file of the folder: an index from elsewhere must not lead out of it.
+    fn check_files(&self) -> Result<()> {
+        let outside = |shard: &&Shard| Path::new(&shard.file).file_name().is_none_or(|name| name != shard.file.as_str());
+        match self.index.shards.iter().find(outside) {
+            Some(shard) => Err(self.damaged(format!("shard {:?} is not a file name", shard.file))),
+            None => Ok(()),
+        }
     }
 
     fn damaged(&self, detail: String) -> Error {

@@ -5,6 +5,7 @@ use crate::config::TokenizerSource;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Which tokenizer made a dataset: enough to tell two apart.
@@ -56,7 +57,11 @@ impl Tokenizer {
         let wrong = |detail: String| Error::Tokenizer { path: path.clone(), detail };
         let content = std::fs::read(&path)
             .map_err(|e| wrong(format!("cannot read it: {e}; give \"bytes\", a tokenizer.json, or a folder that has one")))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&content).map_err(|e| wrong(format!("not a tokenizer.json: {e}")))?;
+        let not_one = |detail: String| wrong(format!("not a tokenizer.json: {detail}"));
+        // The library panics at some texts that are no JSON: they are refused before it sees them.
+        serde_json::from_slice::<serde::de::IgnoredAny>(&content).map_err(|e| not_one(e.to_string()))?;
+        let read = contained(|| tokenizers::Tokenizer::from_bytes(&content));
+        let mut inner = read.map_err(not_one)?;
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         inner.with_padding(None);
         // It would add the special tokens that we never ask for, and trim the offsets that we do ask for.
@@ -97,7 +102,7 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace { path, inner, .. } => {
-                let encoded = inner.encode_fast(text, false).map_err(|e| refused(path, &e.to_string()))?;
+                let encoded = contained(|| inner.encode_fast(text, false)).map_err(|e| refused(path, &e))?;
                 Ok(encoded.get_ids().to_vec())
             }
         }
@@ -141,7 +146,7 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => texts.iter().map(|text| self.encode(text)).collect(),
             Kind::HuggingFace { path, inner, .. } => {
-                let encoded = inner.encode_batch_fast(texts.to_vec(), false).map_err(|e| refused(path, &e.to_string()))?;
+                let encoded = contained(|| inner.encode_batch_fast(texts.to_vec(), false)).map_err(|e| refused(path, &e))?;
                 Ok(encoded.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
             }
         }
@@ -158,6 +163,18 @@ impl Tokenizer {
         let mut apart = self.encode(left)?;
         apart.extend(self.encode(right)?);
         Ok(apart == self.encode(&format!("{left}{right}"))?)
+    }
+}
+
+/// Runs a call of the tokenizer library, whose panics at unusual files are errors here: the file is the user's.
+fn contained<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(outcome) => outcome.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            Err(format!("the tokenizer library gave up: {}", text.unwrap_or_default()))
+        }
     }
 }
 

@@ -19,7 +19,11 @@ pub struct ModelFiles {
     pub config: ModelConfig,
     checkpoint: Option<Checkpoint>,
     adapter: Option<Adapter>,
+    loading: Option<Loading>,
 }
+
+/// Told while weights are read: bytes so far, and in all.
+pub type Loading = Box<dyn Fn(u64, u64)>;
 
 impl ModelFiles {
     /// Looks a preset up, or opens a checkpoint and checks that its tensors are the model's. Reads no weights.
@@ -28,16 +32,21 @@ impl ModelFiles {
     /// If there is no such preset, or the checkpoint is not one that can be trained.
     pub fn open(settings: &ModelSettings) -> Result<Self> {
         let mut files = match &settings.source {
-            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None, adapter: None },
+            ModelSource::Preset(name) => Self { config: find_preset(name)?, checkpoint: None, adapter: None, loading: None },
             ModelSource::Path(folder) => {
                 let checkpoint = Checkpoint::open(folder)?;
-                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint), adapter: None }
+                Self { config: checkpoint.config().clone(), checkpoint: Some(checkpoint), adapter: None, loading: None }
             }
         };
         if let Some(parameters) = &settings.rope_scaling {
             replace_rope(&mut files.config, parameters).map_err(|e| Error::Rope(e.to_string()))?;
         }
         Ok(files)
+    }
+
+    /// Has `loading` told of each tensor that [`load_weights`] has read.
+    pub fn with_loading(self, loading: Loading) -> Self {
+        Self { loading: Some(loading), ..self }
     }
 
     /// The same model with a PEFT adapter.
@@ -137,10 +146,16 @@ pub fn load_weights<B: Backend>(engine: &mut Engine<B>, files: &ModelFiles, seed
         return Ok(());
     };
     device.fill(&mut weights.slab, 0.0);
+    let total = weights.specs.iter().flat_map(|spec| &spec.sources).map(|(name, _)| checkpoint.tensor_bytes(name)).sum();
+    let mut done = 0;
     for (spec, view) in weights.specs.iter().zip(&weights.views) {
         for (name, rows) in &spec.sources {
             let values = if adapter.is_some() { checkpoint.tensor(name)? } else { files.tensor(name)? };
             device.upload(&mut view.narrow(rows.clone()), values.as_host());
+            done += checkpoint.tensor_bytes(name);
+            if let Some(loading) = &files.loading {
+                loading(done, total);
+            }
         }
     }
     match (adapter, &files.adapter) {

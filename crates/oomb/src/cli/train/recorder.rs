@@ -2,14 +2,16 @@
 
 use crate::cli::interrupt::Interrupts;
 use oomb::config::Config;
-use oomb::metrics::{Audience, MetricsFile, Progress, Record, Spikes};
+use oomb::metrics::{Audience, EventFile, MetricsFile, Progress, Record, Spikes};
 use oomb::run::{Observer, Outcome, StepRecord};
 use oomb::train::LossSum;
+use std::fs::File;
 use std::io::{self, Stdout};
 
-/// `metrics.jsonl`, progress, and the ear for signals.
+/// `metrics.jsonl`, TensorBoard's events, progress, and the ear for signals.
 pub(super) struct Recorder {
     metrics: MetricsFile,
+    events: Option<EventFile<File>>,
     progress: Progress<Stdout>,
     spikes: Spikes,
     interrupts: Interrupts,
@@ -22,8 +24,9 @@ impl Recorder {
         if kept < step {
             eprintln!("note: metrics.jsonl has {kept} of the {step} steps that are done");
         }
+        let events = config.run.tensorboard.then(|| EventFile::create(&config.run.out)).transpose()?;
         let progress = Progress::new(Audience::of_this_process(), config.run.steps, config.run.log_every, io::stdout());
-        Ok(Self { metrics, progress, spikes: Spikes::default(), interrupts })
+        Ok(Self { metrics, events, progress, spikes: Spikes::default(), interrupts })
     }
 
     /// Leaves the last state on the terminal.
@@ -50,6 +53,9 @@ impl Observer for Recorder {
             skipped: step.outcome == Outcome::Skipped,
         };
         self.metrics.append(&record)?;
+        if let Some(events) = &mut self.events {
+            events.append(&record)?;
+        }
         if let Some(median) = self.spikes.see(record.loss) {
             let text = format!("step {}: loss {:.4} is a spike; the median before it was {median:.4}", record.step, record.loss);
             self.progress.note(&text)?;
