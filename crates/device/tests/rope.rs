@@ -135,7 +135,7 @@ impl Case {
         let norm = (self.norm == Norm::On).then_some(QkNorm { q_weight: &q_weight, k_weight: &k_weight, eps: EPS });
         let table = rig.tensor(DType::F32, &[t, dh / 2, 2], &self.table);
         let pages = Pages { slab: &slab, refs: &self.refs };
-        rig.cpu.qkv_forward(&mut q, Some(pages), &rig.activation(&[t, (h + 2 * g) * dh], qkv), norm, &table);
+        rig.cpu.qkv_forward(&mut q, Some(pages), 0, &rig.activation(&[t, (h + 2 * g) * dh], qkv), norm, &table);
         [Output::new(rig, "q", &q), Output::new(rig, "slab", &slab)]
     }
 
@@ -217,7 +217,7 @@ fn without_pages_only_q_is_stored() {
     let (t, h, g, dh) = case.shape;
     let mut q = rig.void(rig.act, &[t, h, dh]);
     let (qkv, table) = (rig.activation(&[t, (h + 2 * g) * dh], &case.qkv), rig.tensor(DType::F32, &[t, dh / 2, 2], &case.table));
-    rig.cpu.qkv_forward(&mut q, None, &qkv, None, &table);
+    rig.cpu.qkv_forward(&mut q, None, 0, &qkv, None, &table);
     assert_eq!(rig.get(&q), case.forward(&rig, &case.qkv, &case.weights)[0].values);
 }
 

@@ -6,8 +6,8 @@ use crate::kv::{Access, Mode};
 use crate::model::activations::Keep;
 use crate::model::head::HeadChunk;
 use crate::model::layer;
-use oomb_device::Backend;
 use oomb_device::ops::attention::{Mask, PageRef, Pages};
+use oomb_device::{Backend, Tensor};
 
 /// What a sequence's loss is multiplied by, and the randomness of its rounding.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,12 +52,34 @@ pub fn evaluate<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) {
     engine.store.clear();
 }
 
+/// Leaves the logits `[1, V]` after the last token of `chunks`, which begin a sequence or go on with the one whose pages the
+/// store holds.
+pub fn predict<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) -> Option<Tensor<B>> {
+    let (last, earlier) = chunks.split_last()?;
+    let layers = engine.config.num_layers;
+    let accesses = |chunk: &Chunk, layers| (0..layers).map(|layer| chunk.access(layer, Mode::Forward)).collect::<Vec<_>>();
+    let fill = earlier.iter().flat_map(|chunk| accesses(chunk, layers - 1));
+    let accesses = fill.chain(accesses(last, layers)).collect();
+    if chunks[0].tokens.start == 0 {
+        engine.store.begin(accesses)
+    } else {
+        engine.store.announce(accesses)
+    }
+    for chunk in earlier {
+        forward(engine, chunk, Pass::Fill);
+    }
+    forward(engine, last, Pass::FillAndFinish);
+    let hidden = engine.activations.layer(layers - 1, last.tokens.len()).output;
+    let hidden = hidden.narrow(last.tokens.len() - 1..last.tokens.len());
+    Some(engine.head.predict(&engine.device, &engine.config, &engine.weights, &hidden))
+}
+
 /// What a chunk's forward is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pass {
     /// Pass 1: fill the cache. No loss, no head, nothing of the last layer but its k, v.
     Fill,
-    /// Pass 2 of the last chunk, or an evaluation: fill the cache and go on to the last layer's output.
+    /// Pass 2 of the last chunk, or no training: fill the cache and go on to the last layer's output.
     FillAndFinish,
     /// Pass 2: the pages hold this chunk's k, v already.
     Recompute,
@@ -98,7 +120,7 @@ fn project<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, appe
     let mut acts = engine.activations.layer(layer, chunk.tokens.len());
     let new = append.then(|| engine.store.append(layer, chunk.own_pages.clone()));
     let pages = new.as_deref().map(|refs| Pages { slab: engine.store.slab(), refs });
-    layer::project(&engine.device, &engine.config, &engine.weights.layers[layer], &mut acts, pages);
+    layer::project(&engine.device, &engine.config, &engine.weights.layers[layer], &mut acts, (pages, chunk.first_row));
     if append {
         engine.store.appended(layer, chunk.own_pages.clone());
     }
@@ -167,6 +189,6 @@ fn embed_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk) {
     device.embed_backward(&mut grads.embed, &d.d_hidden, &ids);
 }
 
-fn mask<'a, B: Backend>(engine: &Engine<B>, chunk: &Chunk, first: &'a oomb_device::Tensor<B>) -> Mask<'a, B> {
+fn mask<'a, B: Backend>(engine: &Engine<B>, chunk: &Chunk, first: &'a Tensor<B>) -> Mask<'a, B> {
     Mask { first, start: chunk.start(), scale: engine.attention_scale() }
 }
