@@ -17,7 +17,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 15] = [
+const ORDER: [(&str, &[&str]); 20] = [
     (
         "cli",
         &[
@@ -34,12 +34,17 @@ const ORDER: [(&str, &[&str]); 15] = [
             "run_folder",
             "train",
             "kv",
+            "generate",
+            "plot",
+            "positions",
+            "tasks",
         ],
     ),
     ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "train"]),
     ("doctor", &[]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
+    ("generate", &["data", "engine", "random", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),
     ("engine", &["data", "kv", "model", "plan"]),
     ("plan", &["config", "kv", "model"]),
@@ -48,6 +53,10 @@ const ORDER: [(&str, &[&str]); 15] = [
     ("metrics", &["config"]),
     ("run_folder", &["config", "metrics"]),
     ("data", &["config"]),
+    ("positions", &["plot"]),
+    ("tasks", &["data", "plot", "random"]),
+    ("plot", &[]),
+    ("random", &[]),
     ("model", &[]),
     ("kv", &[]),
 ];
