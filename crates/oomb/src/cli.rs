@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod eval;
 mod export;
+mod generate;
 mod machine;
 mod plan;
 mod prepare;
@@ -28,6 +29,7 @@ enum Command {
     Plan(plan::Args),
     Train(train::Args),
     Eval(eval::Args),
+    Generate(generate::Args),
     Export(export::Args),
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -41,6 +43,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Plan(args) => plan::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Bench(bench) => bench::run(&bench),
         Command::Doctor(args) => doctor::run(&args),

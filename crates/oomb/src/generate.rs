@@ -1,15 +1,16 @@
 //! Text that goes on from a prompt: the prompt in chunks through the paged cache, then token after token through the same
-//! schedule. It must not know files or terminals.
+//! schedule. It must not know files, terminals or chat templates: a prompt is token ids.
 
 pub mod sample;
 pub mod text;
 
-use crate::data::Sequence;
+use crate::data::{Sequence, Tokenizer};
 use crate::engine::Engine;
 use crate::schedule;
 use oomb_device::Backend;
 use sample::Sampler;
 use std::ops::ControlFlow;
+use text::TextStream;
 
 /// Why no text came, or no more.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,12 @@ pub enum Error {
         /// Tokens so far.
         tokens: usize,
     },
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::data::Error),
+    /// Whoever was told the text failed.
+    #[error("cannot write the text: {0}")]
+    Told(#[from] std::io::Error),
     /// The device.
     #[error(transparent)]
     Device(#[from] oomb_device::Error),
@@ -102,4 +109,70 @@ pub fn generate<B: Backend>(
         tokens += 1;
     }
     Ok(End::Length)
+}
+
+/// A model that writes text: an engine, its tokenizer, and when to end.
+pub struct Writer<'a, B: Backend> {
+    /// Planned for the longest text, prompt included.
+    pub engine: &'a mut Engine<B>,
+    /// The model's.
+    pub tokenizer: &'a Tokenizer,
+    /// When to end.
+    pub limits: Limits,
+    /// Text that ends the answer, and is not part of it.
+    pub stop_strings: Vec<String>,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Without the prompt.
+    pub text: String,
+    /// Tokens of it.
+    pub tokens: usize,
+    /// Why it ended.
+    pub end: End,
+}
+
+impl<B: Backend> Writer<'_, B> {
+    /// Goes on from `prompt`, telling each piece of text as soon as it is certain; where the teller fails, writing ends.
+    ///
+    /// # Errors
+    /// As [`generate`], if the tokenizer refuses, and if the teller fails.
+    pub fn write(
+        &mut self,
+        prompt: &[u32],
+        sampler: &mut Sampler,
+        told: &mut dyn FnMut(&str) -> std::io::Result<()>,
+    ) -> Result<Written, Error> {
+        let mut stream = TextStream::new(self.tokenizer, prompt, &self.stop_strings);
+        let (mut text, mut tokens, mut failure) = (String::new(), 0, None);
+        let mut stopped = false;
+        let end = generate(self.engine, prompt, sampler, &self.limits, &mut |id| {
+            tokens += 1;
+            let piece = match stream.push(id) {
+                Ok(piece) => piece,
+                Err(error) => {
+                    failure = Some(Error::Tokenizer(error));
+                    return ControlFlow::Break(());
+                }
+            };
+            text.push_str(&piece.text);
+            stopped = piece.stopped;
+            if let Err(error) = told(&piece.text) {
+                failure = Some(Error::Told(error));
+                return ControlFlow::Break(());
+            }
+            if piece.stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if !stopped {
+            let rest = stream.finish()?;
+            text.push_str(&rest);
+            told(&rest)?;
+        }
+        Ok(Written { text, tokens, end })
+    }
 }

@@ -102,10 +102,7 @@ impl LinePlot<'_> {
         }
         svg.text((LEFT + WIDTH) / 2.0, TOP + HEIGHT + 38.0, "middle", self.x_label);
         let path: Vec<String> = points.iter().map(|(x, y)| format!("{:.1},{:.1}", at_x(*x), at_y(*y))).collect();
-        svg.add(format_args!(
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"#1f6feb\" stroke-width=\"2\"/>",
-            path.join(" ")
-        ));
+        svg.add(format_args!("<polyline points=\"{}\" fill=\"none\" stroke=\"#1f6feb\" stroke-width=\"2\"/>", path.join(" ")));
         for (x, y) in points {
             svg.add(format_args!("<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"#1f6feb\"/>", at_x(*x), at_y(*y)));
         }

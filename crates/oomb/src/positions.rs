@@ -132,7 +132,10 @@ mod tests {
         // Two documents in one sequence; the last token of each has no label.
         positions.add(&[0, 1, 2, 0, 70, 71], &[5, 5, IGNORE, 5, 5, IGNORE], &[1.0, 2.0, 99.0, 3.0, 8.0, 99.0]);
         let losses = positions.losses();
-        assert_eq!(losses.iter().map(|bucket| (bucket.bucket.labels, bucket.loss)).collect::<Vec<_>>(), [(3, Some(2.0)), (1, Some(8.0))]);
+        assert_eq!(
+            losses.iter().map(|bucket| (bucket.bucket.labels, bucket.loss)).collect::<Vec<_>>(),
+            [(3, Some(2.0)), (1, Some(8.0))]
+        );
         assert!(positions.svg("loss").matches("<circle").count() == 2);
     }
 }

@@ -4,9 +4,9 @@ use crate::random::Random;
 use std::collections::BTreeSet;
 
 const ADJECTIVES: [&str; 32] = [
-    "amber", "brisk", "calm", "daring", "eager", "faint", "gentle", "hollow", "icy", "jolly", "keen", "lively", "mellow", "noble",
-    "odd", "plain", "quiet", "rapid", "silent", "tidy", "upper", "vivid", "warm", "young", "bitter", "clever", "dusty", "early",
-    "fancy", "grand", "humble", "modern",
+    "amber", "brisk", "calm", "daring", "eager", "faint", "gentle", "hollow", "icy", "jolly", "keen", "lively", "mellow",
+    "noble", "odd", "plain", "quiet", "rapid", "silent", "tidy", "upper", "vivid", "warm", "young", "bitter", "clever", "dusty",
+    "early", "fancy", "grand", "humble", "modern",
 ];
 const NOUNS: [&str; 32] = [
     "anchor", "basket", "candle", "dragon", "engine", "falcon", "garden", "hammer", "island", "jacket", "kettle", "ladder",

@@ -19,13 +19,7 @@ const COMMON_WORDS: usize = 10;
 const FREQUENT_WORDS: usize = 3;
 
 /// A draft of `task`; `room` is the tokens that the prompt may have.
-pub(super) fn draft<'a>(
-    task: Task,
-    room: usize,
-    depth: Option<u8>,
-    haystack: &'a Haystack,
-    random: &mut Random,
-) -> Draft<'a> {
+pub(super) fn draft<'a>(task: Task, room: usize, depth: Option<u8>, haystack: &'a Haystack, random: &mut Random) -> Draft<'a> {
     match task {
         Task::Needle | Task::MultiKey | Task::MultiValue | Task::MultiQuery => needles(task, depth, haystack, random),
         Task::Variables => assignments(haystack, random),
@@ -55,7 +49,8 @@ fn needles<'a>(task: Task, depth: Option<u8>, haystack: &'a Haystack, random: &m
     let answers = numbers[..asked * each].to_vec();
     let asked = listed(&keys[..asked]);
     let (numbers, are) = if answers.len() > 1 { ("secret numbers", "are") } else { ("secret number", "is") };
-    let introduction = format!("The following text hides {numbers}. Remember them: you will be asked for the {numbers} afterwards.");
+    let introduction =
+        format!("The following text hides {numbers}. Remember them: you will be asked for the {numbers} afterwards.");
     let question = format!(
         "What {are} the {numbers} of {asked} that the text above mentions? The {numbers} of {asked} that the text above mentions {are}"
     );
