@@ -36,7 +36,7 @@ fn from_a_run_to_text_and_scores() {
     let generate = |args: &[&str]| oomb(dir, &[&["generate"], &cpu[..], args].concat());
 
     let (code, greedy, note) = generate(&["--run", "run", "--prompt", "Emma ", "--max-tokens", "20"]);
-    assert!(code == 0 && !greedy.trim().is_empty() && note.contains("5 tokens of prompt"), "{greedy} {note}");
+    assert!(code == 0 && greedy.len() > 20 && note.contains("5 tokens of prompt"), "{greedy} {note}");
     let cut = ["--set", "kv.page_tokens=3", "--set", "schedule.chunk_tokens=3"];
     std::fs::write(dir.join("prompt.txt"), "Emma \n").unwrap();
     let (_, same, _) =

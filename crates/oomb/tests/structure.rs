@@ -44,7 +44,7 @@ const ORDER: [(&str, &[&str]); 20] = [
     ("doctor", &[]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
-    ("generate", &["data", "engine", "random", "schedule"]),
+    ("generate", &["config", "data", "engine", "random", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),
     ("engine", &["data", "kv", "model", "plan"]),
     ("plan", &["config", "kv", "model"]),
