@@ -91,8 +91,7 @@ pub fn generate<B: Backend>(
         return Err(Error::PromptTooLong { prompt: prompt.len(), context });
     }
     let mut chunks = engine.load(&Sequence::packed(prompt.to_vec(), &[0]), 0);
-    let mut tokens = prompt.len();
-    for _ in 0..limits.max_tokens {
+    for tokens in prompt.len()..prompt.len().saturating_add(limits.max_tokens) {
         let logits = schedule::predict(engine, &chunks).ok_or(Error::EmptyPrompt)?;
         let logits = engine.device.download_f32(&logits)?;
         let id = sampler.next(&logits).ok_or(Error::NotANumber { tokens })?;
@@ -106,7 +105,6 @@ pub fn generate<B: Backend>(
             break;
         }
         chunks = vec![engine.append(id, tokens)];
-        tokens += 1;
     }
     Ok(End::Length)
 }
