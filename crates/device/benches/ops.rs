@@ -143,13 +143,13 @@ fn heads(bench: &Bench) {
     bench.time("rope_table", Work::Elements(T * DH), || cpu.rope_table(&mut table, &positions, &inv_freq, 1.0));
     let pages = || Pages { slab: &slab, refs: &refs };
     let elements = 2 * T * width;
-    bench.time("qkv_forward", Work::Elements(elements), || cpu.qkv_forward(&mut q, Some(pages()), &qkv, None, &table));
+    bench.time("qkv_forward", Work::Elements(elements), || cpu.qkv_forward(&mut q, Some(pages()), 0, &qkv, None, &table));
     bench.time("qkv_backward", Work::Elements(elements), || cpu.qkv_backward(&mut qkv, &q, pages(), None, &table));
     let (q_weight, k_weight) = (bench.tensor(&[DH]), bench.tensor(&[DH]));
     let (mut dq_weight, mut dk_weight) = (bench.tensor(&[DH]), bench.tensor(&[DH]));
     let norm = || QkNorm { q_weight: &q_weight, k_weight: &k_weight, eps: 1e-6 };
     bench.time("qkv_forward, normed", Work::Elements(elements), || {
-        cpu.qkv_forward(&mut q, Some(pages()), &qkv, Some(norm()), &table);
+        cpu.qkv_forward(&mut q, Some(pages()), 0, &qkv, Some(norm()), &table);
     });
     bench.time("qkv_backward, normed", Work::Elements(elements), || {
         let grad = QkNormGrad { dq_weight: &mut dq_weight, dk_weight: &mut dk_weight };

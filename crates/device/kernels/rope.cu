@@ -32,18 +32,19 @@ constexpr int PAIRS = (HALF + 31) / 32;
 struct QkvForwardParams {
     bf16_bits* q;               // [T, H, Dh]
     bf16_bits* slab;            // [slots, 2, G, P, Dh], or null
-    const PageRef* refs;        // [ceil(T / P)]
+    const PageRef* refs;        // [ceil((first_row + T) / P)]
     const bf16_bits* qkv;       // [T, (H + 2G) Dh]
     const bf16_bits* q_weight;  // [Dh], or null: no norm
     const bf16_bits* k_weight;  // [Dh]
     const float2* table;        // [T, Dh/2]
     int num_tokens, num_heads, num_kv_heads, page_tokens;
+    int first_row;              // of refs[0]'s page, where token 0 goes
     float eps;
 };
 
-__device__ __forceinline__ i64 page_row(const PageRef* refs, int token, int page_tokens, int which, int head, int num_kv_heads) {
-    const u32 slot = refs[token / page_tokens].slot;
-    return ((((i64)slot * 2 + which) * num_kv_heads + head) * page_tokens + token % page_tokens) * HEAD_DIM;
+__device__ __forceinline__ i64 page_row(const PageRef* refs, int row, int page_tokens, int which, int head, int num_kv_heads) {
+    const u32 slot = refs[row / page_tokens].slot;
+    return ((((i64)slot * 2 + which) * num_kv_heads + head) * page_tokens + row % page_tokens) * HEAD_DIM;
 }
 
 // Grid: (ceil(T * (H + 2G) / 8)), 8 warps of one (token, head) each.
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256) qkv_forward(const QkvForwardPa
     if (is_q) to = p.q + ((i64)token * p.num_heads + head) * HEAD_DIM;
     else {
         int kv_head = (head - p.num_heads) % p.num_kv_heads;
-        to = p.slab + page_row(p.refs, token, p.page_tokens, is_v, kv_head, p.num_kv_heads);
+        to = p.slab + page_row(p.refs, p.first_row + token, p.page_tokens, is_v, kv_head, p.num_kv_heads);
     }
     if (is_v) {
         for (int d = lane; d < HEAD_DIM; d += 32) to[d] = from[d];

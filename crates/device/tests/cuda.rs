@@ -257,7 +257,7 @@ fn rope_and_pages() {
             let slab = rig.activation(&[num_pages + 2, 2, g, page, dim]);
             let norm = || normed.then_some(QkNorm { q_weight: &q_weight, k_weight: &k_weight, eps: 1e-6 });
             let mut q = rig.void(rig.act, &[t, h, dim]);
-            rig.device.qkv_forward(&mut q, Some(Pages { slab: &slab, refs: &refs }), &qkv, norm(), &table);
+            rig.device.qkv_forward(&mut q, Some(Pages { slab: &slab, refs: &refs }), 0, &qkv, norm(), &table);
             rig.keep(format!("q {t} {h} {dim}"), &q, F32_FLOOR);
             rig.keep(format!("pages {t} {g} {dim}"), &slab, F32_FLOOR);
             for dtype in [DType::F32, DType::Bf16] {

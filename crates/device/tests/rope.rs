@@ -135,7 +135,7 @@ impl Case {
         let norm = (self.norm == Norm::On).then_some(QkNorm { q_weight: &q_weight, k_weight: &k_weight, eps: EPS });
         let table = rig.tensor(DType::F32, &[t, dh / 2, 2], &self.table);
         let pages = Pages { slab: &slab, refs: &self.refs };
-        rig.cpu.qkv_forward(&mut q, Some(pages), &rig.activation(&[t, (h + 2 * g) * dh], qkv), norm, &table);
+        rig.cpu.qkv_forward(&mut q, Some(pages), 0, &rig.activation(&[t, (h + 2 * g) * dh], qkv), norm, &table);
         [Output::new(rig, "q", &q), Output::new(rig, "slab", &slab)]
     }
 
@@ -217,8 +217,37 @@ fn without_pages_only_q_is_stored() {
     let (t, h, g, dh) = case.shape;
     let mut q = rig.void(rig.act, &[t, h, dh]);
     let (qkv, table) = (rig.activation(&[t, (h + 2 * g) * dh], &case.qkv), rig.tensor(DType::F32, &[t, dh / 2, 2], &case.table));
-    rig.cpu.qkv_forward(&mut q, None, &qkv, None, &table);
+    rig.cpu.qkv_forward(&mut q, None, 0, &qkv, None, &table);
     assert_eq!(rig.get(&q), case.forward(&rig, &case.qkv, &case.weights)[0].values);
+}
+
+/// A chunk whose pages are filled in two calls, the second from within a page, is the chunk filled in one.
+#[test]
+fn pages_go_on_where_they_ended() {
+    let (mut random, rig) = (Random::fresh(), Rig::reference());
+    for (shape, norm) in SHAPES.iter().flat_map(|&shape| [(shape, Norm::Off), (shape, Norm::On)]) {
+        let case = Case::new(&mut random, shape, norm);
+        let (t, h, g, dh) = case.shape;
+        let wanted = case.forward(&rig, &case.qkv, &case.weights);
+        let [q_weight, k_weight] = case.weights.each_ref().map(|weight| rig.activation(&[dh], weight));
+        for cut in 1..t {
+            let slab = rig.activation(&[SLOTS, 2, g, PAGE, dh], &case.slab);
+            let mut queries = Vec::new();
+            for rows in [0..cut, cut..t] {
+                let width = (h + 2 * g) * dh;
+                let qkv = rig.activation(&[rows.len(), width], &case.qkv[rows.start * width..rows.end * width]);
+                let angles = &case.table[rows.start * dh..rows.end * dh];
+                let table = rig.tensor(DType::F32, &[rows.len(), dh / 2, 2], angles);
+                let mut q = rig.void(rig.act, &[rows.len(), h, dh]);
+                let norm = (case.norm == Norm::On).then_some(QkNorm { q_weight: &q_weight, k_weight: &k_weight, eps: EPS });
+                let pages = Pages { slab: &slab, refs: &case.refs[rows.start / PAGE..rows.end.div_ceil(PAGE)] };
+                rig.cpu.qkv_forward(&mut q, Some(pages), rows.start % PAGE, &qkv, norm, &table);
+                queries.extend(rig.get(&q));
+            }
+            assert_eq!(queries, wanted[0].values, "{shape:?} cut at {cut}");
+            assert_eq!(rig.get(&slab), wanted[1].values, "{shape:?} cut at {cut}");
+        }
+    }
 }
 
 #[test]

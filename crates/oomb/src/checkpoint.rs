@@ -5,6 +5,7 @@
 //! out aligned for its type.
 
 mod adapter;
+mod end_tokens;
 mod error;
 mod header;
 mod read;
@@ -13,6 +14,7 @@ mod values;
 mod write;
 
 pub use adapter::{Adapter, AdapterExport, write_adapter};
+pub use end_tokens::end_tokens;
 pub use error::{Error, Result};
 pub use read::Checkpoint;
 pub use tensors::{Sum, TensorFile, TensorWriter};

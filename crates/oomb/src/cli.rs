@@ -6,6 +6,7 @@ mod data_report;
 mod doctor;
 mod eval;
 mod export;
+mod generate;
 mod interrupt;
 mod machine;
 mod man;
@@ -40,6 +41,7 @@ enum Command {
     Plan(plan::Args),
     Train(train::Args),
     Eval(eval::Args),
+    Generate(generate::Args),
     Export(export::Args),
     Report(report::Args),
     #[command(subcommand)]
@@ -56,6 +58,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Plan(args) => plan::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Bench(bench) => bench::run(&bench),

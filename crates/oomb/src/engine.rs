@@ -11,6 +11,7 @@ use crate::model::lora::trained_specs;
 use crate::model::rope;
 use crate::model::weights::{Grads, Params, Weights};
 use crate::plan::{Machine, Plan, Tier};
+use oomb_device::ops::loss::IGNORE;
 use oomb_device::{Backend, DType, HostData, Result, Tensor};
 use std::ops::Range;
 
@@ -21,6 +22,8 @@ pub struct Chunk {
     pub tokens: Range<usize>,
     /// Pages that hold its own k, v.
     pub own_pages: Range<usize>,
+    /// Row of its first page where it begins: 0 but where it goes on with a page.
+    pub first_row: usize,
     /// Pages that it sees, its own included.
     pub visible_pages: Range<usize>,
     /// Where its activations are.
@@ -172,10 +175,32 @@ impl<B: Backend> Engine<B> {
     /// # Panics
     /// If it is longer than planned, or holds a token outside the vocabulary.
     pub fn load(&mut self, sequence: &Sequence, index: usize) -> Vec<Chunk> {
+        let first = self.upload(sequence, 0);
         let tokens = sequence.ids.len();
-        assert!(tokens <= self.inputs.ids.len(), "{tokens} tokens planned for {}", self.inputs.ids.len());
+        let size = self.plan.request.chunk_tokens;
+        let place = |start: usize| self.plan.place(start / size, tokens.div_ceil(size));
+        let chunk = |start: usize| self.chunk(start..tokens.min(start + size), &first[start..], index, place(start));
+        (0..tokens).step_by(size).map(chunk).collect()
+    }
+
+    /// Brings one more token to the device, at `position` of the sequence that is loaded: a chunk of its own.
+    ///
+    /// # Panics
+    /// If the sequence would be longer than planned, or the token is outside the vocabulary.
+    pub fn append(&mut self, id: u32, position: usize) -> Chunk {
+        let at = u32::try_from(position).expect("positions fit 32 bits");
+        let token = Sequence { ids: vec![id], labels: vec![IGNORE], positions: vec![at], first: vec![0] };
+        let first = self.upload(&token, position);
+        self.chunk(position..position + 1, &first, 0, Place::default())
+    }
+
+    /// Uploads tokens to `start` and after, and the frequencies for a sequence that ends with them; returns the tokens' first
+    /// visible positions.
+    fn upload(&mut self, sequence: &Sequence, start: usize) -> Vec<u32> {
+        let rows = start..start + sequence.ids.len();
+        assert!(rows.end <= self.inputs.ids.len(), "{} tokens planned for {}", rows.end, self.inputs.ids.len());
         let mut first = sequence.first.clone();
-        self.selection.narrow(&mut first);
+        self.selection.narrow(u32::try_from(start).expect("positions fit 32 bits"), &mut first);
         let arrays = [
             (&self.inputs.ids, &sequence.ids),
             (&self.inputs.labels, &sequence.labels),
@@ -183,21 +208,21 @@ impl<B: Backend> Engine<B> {
             (&self.inputs.first, &first),
         ];
         for (tensor, values) in arrays {
-            self.device.upload(&mut tensor.narrow(0..tokens), HostData::U32(values));
+            self.device.upload(&mut tensor.narrow(rows.clone()), HostData::U32(values));
         }
         let longest = sequence.positions.iter().max().map_or(0, |&last| last as usize + 1);
         let (inv_freq, scale) = rope::inv_freq(&self.config, longest);
         self.device.upload(&mut self.inputs.inv_freq, HostData::F64(&inv_freq));
         self.rope_scale = scale;
-        let (size, page) = (self.plan.request.chunk_tokens, self.plan.request.page_tokens);
-        let num_chunks = tokens.div_ceil(size);
-        let chunk = |start: usize| {
-            let place = self.plan.place(start / size, num_chunks);
-            let tokens = start..tokens.min(start + size);
-            let own_pages = start / page..tokens.end.div_ceil(page);
-            Chunk { visible_pages: visible_pages(&first, tokens.clone(), page), tokens, own_pages, place, sequence: index }
-        };
-        (0..tokens).step_by(size).map(chunk).collect()
+        first
+    }
+
+    /// A chunk whose first token sees `first[0]` and after.
+    fn chunk(&self, tokens: Range<usize>, first: &[u32], sequence: usize, place: Place) -> Chunk {
+        let page = self.plan.request.page_tokens;
+        let visible_pages = visible_pages(first[0], tokens.end, page);
+        let own_pages = tokens.start / page..tokens.end.div_ceil(page);
+        Chunk { own_pages, first_row: tokens.start % page, visible_pages, tokens, place, sequence }
     }
 
     /// A chunk's buffers in `layer`.

@@ -127,6 +127,11 @@ impl<B: Backend> Store<B> {
         self.queue = accesses.into();
     }
 
+    /// Goes on with the sequence: its pages stay, more accesses come.
+    pub fn announce(&mut self, accesses: Vec<Access>) {
+        self.queue.extend(accesses);
+    }
+
     /// Forgets all pages.
     pub fn clear(&mut self) {
         while let Some((layer, mode, batch)) = self.prefetched.pop_front() {
@@ -141,18 +146,19 @@ impl<B: Backend> Store<B> {
         }
     }
 
-    /// Makes room for a chunk's new pages of `layer`; they count as existing once [`Self::appended`] is called.
+    /// Makes room for a chunk's pages of `layer`. Of a page that exists already the rows are kept, and more are added; the
+    /// content of a new one is undefined until it is written.
     pub fn append(&mut self, layer: usize, pages: Range<usize>) -> Vec<PageRef> {
         let batches = self.batches(pages);
         for batch in &batches {
-            let free = self.kv.pin(&self.device, layer, Batch { mask: 0, ..*batch });
+            let free = self.kv.pin(&self.device, layer, *batch);
             assert!(free, "no device slot for new pages of layer {layer}, {batch:?}: the plan is too small");
             self.kv.create(&self.device, layer, *batch);
         }
         batches.iter().flat_map(|batch| self.kv.refs(layer, *batch)).collect()
     }
 
-    /// The pages of the last [`Self::append`] have been written by what is now enqueued.
+    /// The rows of the last [`Self::append`] have been written by what is now enqueued.
     pub fn appended(&mut self, layer: usize, pages: Range<usize>) {
         for batch in self.batches(pages) {
             self.kv.unpin(&self.device, layer, batch.group, batch.mask);

@@ -1,13 +1,16 @@
 //! The two passes over a sequence's chunks: the paper's algorithm, and nothing else. It must not know how tensors are
 //! computed (`model`) nor where pages are (`kv`); it decides what happens in which order.
 
+mod accesses;
+
 use crate::engine::{Chunk, Engine};
-use crate::kv::{Access, Mode};
+use crate::kv::Mode;
 use crate::model::activations::Keep;
 use crate::model::head::HeadChunk;
 use crate::model::layer;
-use oomb_device::Backend;
+use accesses::{is_kept, training_accesses};
 use oomb_device::ops::attention::{Mask, PageRef, Pages};
+use oomb_device::{Backend, Tensor};
 
 /// What a sequence's loss is multiplied by, and the randomness of its rounding.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,41 +59,37 @@ pub fn evaluate<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) {
     engine.store.clear();
 }
 
+/// Leaves the logits `[1, V]` after the last token of `chunks`, which begin a sequence or go on with the one whose pages the
+/// store holds.
+pub fn predict<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) -> Option<Tensor<B>> {
+    let (last, earlier) = chunks.split_last()?;
+    let layers = engine.config.num_layers;
+    let accesses = |chunk: &Chunk, layers| (0..layers).map(|layer| chunk.access(layer, Mode::Forward)).collect::<Vec<_>>();
+    let fill = earlier.iter().flat_map(|chunk| accesses(chunk, layers - 1));
+    let accesses = fill.chain(accesses(last, layers)).collect();
+    if chunks[0].tokens.start == 0 {
+        engine.store.begin(accesses)
+    } else {
+        engine.store.announce(accesses)
+    }
+    for chunk in earlier {
+        forward(engine, chunk, Pass::Fill);
+    }
+    forward(engine, last, Pass::FillAndFinish);
+    let hidden = engine.acts(last, layers - 1).output;
+    let hidden = hidden.narrow(last.tokens.len() - 1..last.tokens.len());
+    Some(engine.head.predict(&engine.device, &engine.config, &engine.weights, &hidden))
+}
+
 /// What a chunk's forward is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pass {
     /// Pass 1: fill the cache. No loss, no head, nothing of the last layer but its k, v.
     Fill,
-    /// Pass 2 of the last chunk, a chunk that is kept, or an evaluation: fill the cache and go on to the last layer's output.
+    /// Pass 2 of the last chunk, a chunk that is kept, or no training: fill the cache and go on to the last layer's output.
     FillAndFinish,
     /// Pass 2: the pages hold this chunk's k, v already.
     Recompute,
-}
-
-/// Whether pass 2 finds what pass 1 computed of a chunk.
-fn is_kept(chunk: &Chunk) -> bool {
-    chunk.place.set > 0
-}
-
-/// Every attention call of a training step, in the order in which this file makes them.
-fn training_accesses<B: Backend>(engine: &Engine<B>, chunks: &[Chunk], keep: Keep) -> Vec<Access> {
-    let (last, layers) = (chunks.len() - 1, engine.config.num_layers);
-    let kept = |chunk: &Chunk, layer| engine.activations.keeps_attention(chunk.place, layer);
-    let mut accesses = Vec::new();
-    for chunk in &chunks[..last] {
-        let filled = if is_kept(chunk) { layers } else { layers - 1 };
-        accesses.extend((0..filled).map(|layer| chunk.access(layer, Mode::Forward)));
-    }
-    for chunk in chunks.iter().rev() {
-        let again = (0..layers).filter(|&layer| !is_kept(chunk) && !kept(chunk, layer));
-        accesses.extend(again.map(|layer| chunk.access(layer, Mode::Forward)));
-        for layer in (0..layers).rev() {
-            let again = keep == Keep::Inputs && !kept(chunk, layer);
-            accesses.extend(again.then(|| chunk.access(layer, Mode::Forward)));
-            accesses.push(chunk.access(layer, Mode::Backward));
-        }
-    }
-    accesses
 }
 
 fn forward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, pass: Pass) {
@@ -116,7 +115,7 @@ fn project<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, appe
     let mut acts = engine.acts(chunk, layer);
     let new = append.then(|| engine.store.append(layer, chunk.own_pages.clone()));
     let pages = new.as_deref().map(|refs| Pages { slab: engine.store.slab(), refs });
-    layer::project(&engine.device, &engine.config, &engine.weights.layers[layer], &mut acts, pages);
+    layer::project(&engine.device, &engine.config, &engine.weights.layers[layer], &mut acts, (pages, chunk.first_row));
     if append {
         engine.store.appended(layer, chunk.own_pages.clone());
     }
@@ -187,6 +186,6 @@ fn embed_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk) {
     }
 }
 
-fn mask<'a, B: Backend>(engine: &Engine<B>, chunk: &Chunk, first: &'a oomb_device::Tensor<B>) -> Mask<'a, B> {
+fn mask<'a, B: Backend>(engine: &Engine<B>, chunk: &Chunk, first: &'a Tensor<B>) -> Mask<'a, B> {
     Mask { first, start: chunk.start(), scale: engine.attention_scale() }
 }

@@ -122,11 +122,16 @@ pub fn start_optimizer<B: Backend>(engine: &mut Engine<B>) {
 
 /// The loss of one sequence, without a gradient.
 pub fn evaluate<B: Backend>(engine: &mut Engine<B>, sequence: &Sequence) -> Result<LossSum> {
+    let mut losses = LossSum { sum: 0.0, labels: sequence.num_labels() };
+    losses.add(&token_losses(engine, sequence)?);
+    Ok(losses)
+}
+
+/// The loss of each token of a sequence, nats; 0 where there is no label.
+pub fn token_losses<B: Backend>(engine: &mut Engine<B>, sequence: &Sequence) -> Result<Vec<f64>> {
     let chunks = engine.load(sequence, 0);
     schedule::evaluate(engine, &chunks);
-    let mut losses = LossSum { sum: 0.0, labels: sequence.num_labels() };
-    losses.add(&engine.download_losses(0, sequence.ids.len())?);
-    Ok(losses)
+    engine.download_losses(0, sequence.ids.len())
 }
 
 /// What is trained by f32: the masters where there are any, else the parameters themselves.

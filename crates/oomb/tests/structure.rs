@@ -17,7 +17,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 17] = [
+const ORDER: [(&str, &[&str]); 22] = [
     (
         "cli",
         &[
@@ -36,6 +36,10 @@ const ORDER: [(&str, &[&str]); 17] = [
             "state",
             "train",
             "kv",
+            "generate",
+            "plot",
+            "positions",
+            "tasks",
         ],
     ),
     ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "state", "train"]),
@@ -43,6 +47,7 @@ const ORDER: [(&str, &[&str]); 17] = [
     ("doctor", &["config"]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
     ("train", &["data", "engine", "model", "schedule"]),
+    ("generate", &["config", "data", "engine", "random", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),
     ("engine", &["data", "kv", "model", "plan"]),
     ("plan", &["config", "kv", "model"]),
@@ -52,6 +57,10 @@ const ORDER: [(&str, &[&str]); 17] = [
     ("metrics", &["config"]),
     ("run_folder", &["config", "metrics"]),
     ("data", &["config"]),
+    ("positions", &["plot"]),
+    ("tasks", &["data", "plot", "random"]),
+    ("plot", &[]),
+    ("random", &[]),
     ("model", &[]),
     ("kv", &[]),
 ];

@@ -13,6 +13,7 @@ use crate::ops::attention::{PageRef, Pages};
 use crate::ops::rope::{QkNorm, QkNormGrad, RopeOps};
 use crate::{DType, Tensor};
 use rayon::prelude::*;
+use std::ops::Range;
 
 impl RopeOps for Cpu {
     fn rope_table(&self, table: &mut Tensor<Self>, positions: &Tensor<Self>, inv_freq: &Tensor<Self>, scale: f32) {
@@ -30,6 +31,7 @@ impl RopeOps for Cpu {
         &self,
         q: &mut Tensor<Self>,
         pages: Option<Pages<'_, Self>>,
+        first_row: usize,
         qkv: &Tensor<Self>,
         norm: Option<QkNorm<'_, Self>>,
         table: &Tensor<Self>,
@@ -42,7 +44,7 @@ impl RopeOps for Cpu {
             let mut q = op.write::<R>("q", q, Activation, &[t, h, dh]);
             let mut store = pages.map(|pages| {
                 let (slab, paging) = op.write_pages::<R>("pages", &pages, Activation);
-                check_pages(&op, paging, pages.refs, t, heads);
+                check_pages(&op, paging, pages.refs, first_row..first_row + t, heads);
                 (slab, paging, pages.refs.to_vec())
             });
             let source = Source {
@@ -55,7 +57,7 @@ impl RopeOps for Cpu {
                 let rounding = q.rounding();
                 store_queries(q.slice(), &source, rounding);
                 if let Some((slab, paging, refs)) = &mut store {
-                    store_pages(slab, *paging, refs, &source);
+                    store_pages(slab, *paging, refs, &source, first_row);
                 }
             });
         });
@@ -76,7 +78,7 @@ impl RopeOps for Cpu {
         with_real!(self, R, {
             let mut qkv = op.write::<R>("qkv", qkv, Activation, &[t, heads.width()]);
             let (slab, paging) = op.read_pages::<R>("grads", &grads, F32OrBf16);
-            check_pages(&op, paging, grads.refs, t, heads);
+            check_pages(&op, paging, grads.refs, 0..t, heads);
             let (norm, mut norm_grads) = match norm {
                 None => (None, None),
                 Some((norm, grad)) => {
@@ -134,12 +136,13 @@ impl Heads {
     }
 }
 
-fn check_pages(op: &Op<'_>, paging: Paging, refs: &[PageRef], t: usize, heads: Heads) {
+fn check_pages(op: &Op<'_>, paging: Paging, refs: &[PageRef], rows: Range<usize>, heads: Heads) {
     op.require(paging.kv_heads == heads.kv && paging.head_dim == heads.dim, || {
         format!("pages have {paging:?}, the projection G {} and Dh {}", heads.kv, heads.dim)
     });
-    let wanted = t.div_ceil(paging.page_rows);
-    op.require(refs.len() == wanted, || format!("{t} rows fill {wanted} pages, got {}", refs.len()));
+    let wanted = rows.end.div_ceil(paging.page_rows);
+    op.require(rows.start < paging.page_rows, || format!("row {} is not in a page of {}", rows.start, paging.page_rows));
+    op.require(refs.len() == wanted, || format!("rows {rows:?} fill {wanted} pages, got {}", refs.len()));
 }
 
 /// Weights of the norms of q and k.
@@ -210,26 +213,28 @@ fn store_queries<R: Float>(q: &mut [R], source: &Source<R>, rounding: Rounding) 
     );
 }
 
-/// One task per page; rows beyond the chunk's last are not touched.
-fn store_pages<R: Float>(slab: &mut ViewMut<R>, paging: Paging, refs: &[PageRef], source: &Source<R>) {
+/// One task per page; rows that are not the chunk's are not touched.
+fn store_pages<R: Float>(slab: &mut ViewMut<R>, paging: Paging, refs: &[PageRef], source: &Source<R>, first_row: usize) {
     let Heads { q: num_heads, kv, dim } = source.heads;
     let num_tokens = source.qkv.len() / source.heads.width();
     let norm = source.norm.as_ref().map(|norm| (norm.k_weight.slice(), norm.eps));
     let rounding = slab.rounding();
     let pages: Vec<_> = refs.iter().map(|page| paging.page(page.slot)).collect();
     slab.disjoint(&pages).into_par_iter().enumerate().for_each(|(index, page)| {
-        let first = index * paging.page_rows;
-        let rows = paging.page_rows.min(num_tokens - first);
+        let page_start = index * paging.page_rows;
+        let first = page_start.saturating_sub(first_row);
+        let rows = page_start.max(first_row) - page_start..paging.page_rows.min(first_row + num_tokens - page_start);
+        let elements = rows.start * dim..rows.end * dim;
         vectorised(
             #[inline(always)]
             || {
                 for head in 0..kv {
-                    let keys = &mut page[paging.tile_in_page(Half::Keys, head)][..rows * dim];
+                    let keys = &mut page[paging.tile_in_page(Half::Keys, head)][elements.clone()];
                     for (row, k) in keys.chunks_exact_mut(dim).enumerate() {
                         rotate(k, source.head(first + row, num_heads + head), norm, source.angles(first + row));
                     }
                     rounding.apply(keys);
-                    let values = &mut page[paging.tile_in_page(Half::Values, head)][..rows * dim];
+                    let values = &mut page[paging.tile_in_page(Half::Values, head)][elements.clone()];
                     for (row, v) in values.chunks_exact_mut(dim).enumerate() {
                         v.copy_from_slice(source.head(first + row, num_heads + kv + head));
                     }

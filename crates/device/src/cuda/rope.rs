@@ -45,6 +45,7 @@ struct ForwardParams {
     num_heads: i32,
     num_kv_heads: i32,
     page_tokens: i32,
+    first_row: i32,
     eps: f32,
 }
 
@@ -96,10 +97,12 @@ impl Heads {
     }
 
     /// Address of a slab, P, and the address of its page list.
-    fn pages(&self, op: Op<'_>, pages: &Pages<'_, Cuda>) -> (u64, usize, u64) {
+    fn pages(&self, op: Op<'_>, pages: &Pages<'_, Cuda>, first_row: usize) -> (u64, usize, u64) {
         let [_, 2, kv_heads, page, dim] = *pages.slab.shape() else { panic!("{}: slab {:?}", op.name, pages.slab) };
         assert_eq!((kv_heads, dim), (self.kv_heads, self.dim), "{}: slab {:?}", op.name, pages.slab);
-        assert_eq!(pages.refs.len(), self.tokens.div_ceil(page), "{}: pages of {} tokens", op.name, self.tokens);
+        let rows = first_row + self.tokens;
+        assert!(first_row < page, "{}: row {first_row} is not in a page of {page}", op.name);
+        assert_eq!(pages.refs.len(), rows.div_ceil(page), "{}: pages of {} tokens", op.name, self.tokens);
         (op.cuda.pointer(pages.slab), page, op.cuda.stage_pages(pages.refs))
     }
 
@@ -131,6 +134,7 @@ impl RopeOps for Cuda {
         &self,
         q: &mut Tensor<Self>,
         pages: Option<Pages<'_, Self>>,
+        first_row: usize,
         qkv: &Tensor<Self>,
         norm: Option<QkNorm<'_, Self>>,
         table: &Tensor<Self>,
@@ -140,7 +144,7 @@ impl RopeOps for Cuda {
         if let Some(pages) = &pages {
             assert_eq!(pages.slab.dtype(), Bf16, "{}: slab {:?}", op.name, pages.slab);
         }
-        let (slab, page, refs) = pages.map_or((0, 1, 0), |pages| heads.pages(op, &pages));
+        let (slab, page, refs) = pages.map_or((0, 1, 0), |pages| heads.pages(op, &pages, first_row));
         let (q_weight, k_weight, eps) = heads.norm(op, norm.as_ref());
         let params = ForwardParams {
             q: op.at("q", q, Bf16, q.shape()),
@@ -154,6 +158,7 @@ impl RopeOps for Cuda {
             num_heads: int(heads.heads),
             num_kv_heads: int(heads.kv_heads),
             page_tokens: int(page),
+            first_row: int(first_row),
             eps,
         };
         let kernel = Kernel { unit: &UNIT, defines: &heads.defines(), name: "qkv_forward" };
@@ -170,7 +175,7 @@ impl RopeOps for Cuda {
     ) {
         let op = self.op("qkv_backward");
         let heads = Heads::of(dq, qkv);
-        let (slab, page, refs) = heads.pages(op, &grads);
+        let (slab, page, refs) = heads.pages(op, &grads, 0);
         let (q_weight, k_weight, eps) = heads.norm(op, norm.as_ref().map(|(norm, _)| norm));
         let blocks = heads.items().div_ceil(WARPS * ITEMS_PER_WARP);
         let partial = if norm.is_some() { self.partial(blocks, 2 * heads.dim) } else { 0 };

@@ -30,20 +30,21 @@ pub trait RopeOps: Device {
     fn rope_table(&self, table: &mut Tensor<Self>, positions: &Tensor<Self>, inv_freq: &Tensor<Self>, scale: f32);
 
     /// Splits `qkv` `[T, (H + 2G)·Dh]` (heads of q, then k, then v), norms q and k per head where asked, rotates them,
-    /// and stores q into `q` `[T, H, Dh]` (overwritten) and k, v into `pages`: row t into row `t % P` of
-    /// `pages.refs[t / P]`. Without `pages` (they hold these k, v already) only q is stored. Rows of the last page
-    /// beyond T are left as they are.
+    /// and stores q into `q` `[T, H, Dh]` (overwritten) and k, v into `pages`: with `r = first_row + t`, row t into row
+    /// `r % P` of `pages.refs[r / P]`; `first_row < P`. Without `pages` (they hold these k, v already) only q is stored.
+    /// The pages' other rows, before the first and after the last, are left as they are.
     fn qkv_forward(
         &self,
         q: &mut Tensor<Self>,
         pages: Option<Pages<'_, Self>>,
+        first_row: usize,
         qkv: &Tensor<Self>,
         norm: Option<QkNorm<'_, Self>>,
         table: &Tensor<Self>,
     );
 
     /// `qkv` `[T, (H + 2G)·Dh]` is **overwritten** by its own gradient, from `dq` `[T, H, Dh]` f32 and the pages'
-    /// dk, dv (row t as in [`Self::qkv_forward`]; f32 or bf16), both with respect to the rotated values. Gradients of
+    /// dk, dv (row t as in [`Self::qkv_forward`] from row 0 on; f32 or bf16), both with respect to the rotated values. Gradients of
     /// the norms **accumulate**, deterministically; frozen norms have none.
     fn qkv_backward(
         &self,

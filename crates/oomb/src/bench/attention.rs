@@ -48,7 +48,7 @@ impl Case {
     /// First visible position of each query.
     fn first(&self) -> Vec<u32> {
         let mut first = vec![0; self.keys];
-        self.selection.narrow(&mut first);
+        self.selection.narrow(0, &mut first);
         first.split_off(self.keys - self.queries)
     }
 

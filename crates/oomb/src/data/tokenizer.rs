@@ -138,7 +138,24 @@ impl Tokenizer {
         }
     }
 
-    /// The same as [`Self::encode`] for several texts at once, on all cores.
+    /// The text of `ids`, special tokens as they are written; bytes that are no text become U+FFFD.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        match &self.kind {
+            Kind::Bytes => {
+                // 0xFF is never a part of UTF-8, so what is no byte becomes U+FFFD as well.
+                let bytes: Vec<u8> = ids.iter().map(|&id| u8::try_from(id).unwrap_or(0xFF)).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::HuggingFace { path, inner, .. } => inner
+                .decode(ids, false)
+                .map_err(|e| Error::Tokenizer { path: path.clone(), detail: format!("cannot decode {} tokens: {e}", ids.len()) }),
+        }
+    }
+
+    /// The token ids of several texts at once, on all cores.
     ///
     /// # Errors
     /// As [`Self::encode`].

@@ -297,7 +297,7 @@ fn rope<B: Backend>(rig: &Rig<'_, B>, rows: usize, (heads, kv_heads): (usize, us
     {
         let mut qkv = rig.activation(&[rows, width], &qkv_values)?;
         let (mut q, slab) = (rig.void(rig.act, &q_shape)?, rig.activation(&slab_shape, &slab_before)?);
-        rig.device.qkv_forward(&mut q, Some(Pages { slab: &slab, refs: &refs }), &qkv, normed.then(norm), &table);
+        rig.device.qkv_forward(&mut q, Some(Pages { slab: &slab, refs: &refs }), 0, &qkv, normed.then(norm), &table);
         out.of(forward).add("q", &q)?.add("pages", &slab)?;
         let grads = rig.f32(&slab_shape, &slab_before)?;
         let (mut dq_weight, mut dk_weight) = (rig.f32(&[head_dim], &weights[1])?, rig.f32(&[head_dim], &weights[0])?);

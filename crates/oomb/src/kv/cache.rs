@@ -128,7 +128,7 @@ impl<B: Backend> Cache<B> {
         self.ready(device, layer, batch);
     }
 
-    /// Declares pages of a held group that compute is about to write in full.
+    /// Declares pages of a held group that compute is about to write, after what is under way to or from them.
     pub fn create(&mut self, device: &B, layer: usize, batch: Batch) {
         let frame = self.frame_of(layer, batch.group);
         for event in [frame.saved.take(), frame.loaded.take()].into_iter().flatten() {

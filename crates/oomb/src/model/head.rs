@@ -62,6 +62,14 @@ impl<B: Backend> HeadBuffers<B> {
         });
     }
 
+    /// The logits of one token, `hidden` `[1, D]`, as `[1, V]` in this buffer.
+    pub fn predict(&self, device: &B, config: &ModelConfig, weights: &Weights<B>, hidden: &Tensor<B>) -> Tensor<B> {
+        let cut = |buffer: &Tensor<B>| buffer.narrow(0..1);
+        let mut row = Self { normed: cut(&self.normed), rstd: cut(&self.rstd), logits: cut(&self.logits) };
+        row.logits_of(device, config, weights, hidden);
+        row.logits
+    }
+
     fn logits_of(&mut self, device: &B, config: &ModelConfig, weights: &Weights<B>, hidden: &Tensor<B>) {
         device.rmsnorm_forward(&mut self.normed, &mut self.rstd, hidden, &weights.final_norm, config.norm_eps);
         device.linear_forward(&mut self.logits, &self.normed, &weights.head, Epilogue::None);

@@ -16,19 +16,20 @@ fn qk_norm<'a, B: Backend>(config: &ModelConfig, weights: &'a LayerWeights<B>) -
     Some(QkNorm { q_weight, k_weight, eps: config.norm_eps })
 }
 
-/// Norm, projection, rotation: from `input` to `q`, and k, v into `pages`, or nowhere where the pages hold them already.
+/// Norm, projection, rotation: from `input` to `q`, and k, v into `pages` from `first_row` of the first on, or nowhere where the
+/// pages hold them already.
 pub fn project<B: Backend>(
     device: &B,
     config: &ModelConfig,
     weights: &LayerWeights<B>,
     acts: &mut LayerActivations<B>,
-    pages: Option<Pages<'_, B>>,
+    (pages, first_row): (Option<Pages<'_, B>>, usize),
 ) {
     let eps = config.norm_eps;
     device.rmsnorm_forward(&mut acts.attention_normed, &mut acts.attention_rstd, &acts.input, &weights.attention_norm, eps);
     let bias = weights.qkv_bias.as_ref().map_or(Epilogue::None, Epilogue::Bias);
     projection::forward(device, &mut acts.qkv, &acts.attention_normed, &weights.qkv, bias, &mut acts.adapters);
-    device.qkv_forward(&mut acts.q, pages, &acts.qkv, qk_norm(config, weights), &acts.rope_table);
+    device.qkv_forward(&mut acts.q, pages, first_row, &acts.qkv, qk_norm(config, weights), &acts.rope_table);
 }
 
 /// Attends to one group of pages: `attended` is complete after the last.
