@@ -11,7 +11,7 @@ use oomb::config::{Config, TokenizerSource, format_count};
 use oomb::data::{Source, Windows, is_prepared};
 use oomb::metrics::Audience;
 use oomb::positions::{Positions, Spacing};
-use oomb::run::{self, ModelFiles};
+use oomb::run;
 use oomb::train::{self, LossSum};
 use oomb_device::Backend;
 use std::num::NonZeroUsize;

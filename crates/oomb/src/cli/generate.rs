@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use oomb::checkpoint;
 use oomb::config::{Config, TokenizerSource, parse_tokens};
 use oomb::data::Tokenizer;
+use oomb::data::chat::ChatTemplate;
 use oomb::engine::Engine;
 use oomb::generate::sample::{Sampler, Sampling};
 use oomb::generate::{Error, Limits, Writer};
@@ -20,12 +21,14 @@ use std::time::Instant;
 
 /// Go on from a prompt with a model, token after token; the text appears as it comes.
 ///
-/// The prompt is taken as it is: special tokens that it spells out count as such, none are added. Greedy unless a temperature
+/// The prompt is taken as it is (special tokens that it spells out count as such, none are added), or with --chat as a message.
+/// Greedy unless a temperature
 /// is given.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   oomb generate --run runs/emma --tokenizer bytes --prompt 'Emma Woodhouse, handsome,' --max-tokens 200
   oomb generate --model models/smollm2-135m --prompt 'The capital of France is' --max-tokens 20
+  oomb generate --model models/smollm2-135m-instruct --chat --prompt 'What is a page table?'
   oomb generate --model models/smollm2-135m --prompt-file book.txt --temperature 0.8 --top-p 0.95 --seed 7 --stop '\\n\\n'")]
 #[command(group = clap::ArgGroup::new("which").required(true).args(["model", "run"]))]
 #[command(group = clap::ArgGroup::new("from").required(true).args(["prompt", "prompt_file"]))]
@@ -42,6 +45,12 @@ pub(crate) struct Args {
     /// File with the text to go on from
     #[arg(long)]
     prompt_file: Option<PathBuf>,
+    /// Take the prompt as a user's message, rendered by the checkpoint's chat template
+    #[arg(long)]
+    chat: bool,
+    /// With --chat: a system message before it
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
     /// Tokens to generate at most
     #[arg(long, default_value = "256", value_parser = tokens)]
     max_tokens: usize,
@@ -95,7 +104,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     ensure!(model.is_dir(), "there is no model in {}: give the folder of a checkpoint, or of a finished run", model.display());
     let tokenizer = open_tokenizer(args.tokenizer.as_deref(), &model)?;
-    let prompt = tokenizer.encode(&prompt_text(args)?)?;
+    let text = if args.chat { conversation(args, &tokenizer)? } else { prompt_text(args)? };
+    let prompt = tokenizer.encode(&text)?;
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt.into());
     }
@@ -148,6 +158,15 @@ fn prompt_text(args: &Args) -> Result<String> {
     let Some(path) = &args.prompt_file else { return Ok(args.prompt.clone().unwrap_or_default()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the prompt {}", path.display()))?;
     Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
+}
+
+/// The prompt as a user's message, up to where the assistant's begins.
+fn conversation(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
+    let message = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+    let system = args.system.as_deref().map(|text| message("system", text));
+    let messages: Vec<_> = system.into_iter().chain([message("user", &prompt_text(args)?)]).collect();
+    let template = ChatTemplate::load(None, tokenizer.file())?;
+    template.render(&messages, None, true).map_err(anyhow::Error::msg)
 }
 
 /// The tokenizer that was named, or the model's own.

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use oomb::config::{Bytes, Config, DataSettings, RowSettings, RunSettings, format_count};
 use oomb::data::{Source, Sources, Windows};
+use oomb::metrics::METRICS_FILE;
 use oomb::model::config::ModelConfig;
 use oomb::plan::{Plan, Tier};
 use oomb::report;
@@ -154,8 +155,12 @@ fn again(args: &Args) -> String {
     format!("oomb train --config {}{set} --resume", quoted(&args.config.display().to_string()))
 }
 
-/// The page of the run as far as it came; a run is not a failure for want of it.
+/// The page of the run as far as it came, if it came anywhere; a run is not a failure for want of it.
 fn write_report(folder: &Path) {
+    let metrics = std::fs::metadata(folder.join(METRICS_FILE));
+    if metrics.is_ok_and(|metrics| metrics.len() == 0) {
+        return;
+    }
     let out = folder.join(report::REPORT_FILE);
     match report::write(&[folder.to_path_buf()], &out) {
         Ok(()) => println!("report in {}", out.display()),

@@ -67,7 +67,7 @@ fn adapters_agree_with_the_cpu() {
     let mut random = Random::fresh("adapters_agree_with_the_cpu");
     for (family, all) in [(Family::Llama, true), (Family::Qwen2, false), (Family::Qwen3, true)] {
         let (seed, sequences) = (random.bits(), [sequence(&mut random, 517, 37, &[0, 150])]);
-        let setting = Setting { chunk_tokens: 192, keep: Keep::Attention, ..Setting::default() };
+        let setting = Setting { chunk_tokens: 256, keep: Keep::Attention, ..Setting::default() };
         let request = Request { lora: Some(adapters(all)), ..wide_request(&wide(family), setting, 517) };
         fn run<B: Backend>(device: &B, request: &Request, sequences: &[Sequence], seed: u64) -> Outcome {
             let mut engine = engine(device, request, None, Selection::Window(300), seed);

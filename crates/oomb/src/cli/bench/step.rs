@@ -5,7 +5,7 @@ use crate::cli::machine::{on_device, open_default};
 use anyhow::{Result, ensure};
 use clap::{Args as ClapArgs, ValueEnum};
 use oomb::bench::step::{self, Repeat, StepReport};
-use oomb::config::{Bytes, format_count};
+use oomb::config::{Bytes, format_count, parse_bytes};
 use oomb::kv::select::Selection;
 use oomb::model::activations;
 use oomb::plan::{Plan, Request, Tier, Training};
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = bytes)]
     device_budget: Option<u64>,
     /// Device memory for activations of more chunks than one; what is left where nothing is said
-    #[arg(long, value_parser = bytes)]
+    #[arg(long, value_parser = bytes_or_none)]
     keep_budget: Option<u64>,
     /// Tokens that each one sees at most; all earlier ones where nothing is said
     #[arg(long, value_parser = tokens)]
@@ -86,6 +86,10 @@ enum Keep {
 enum Optimizer {
     None,
     Adamw,
+}
+
+fn bytes_or_none(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| format!("wanted bytes such as 0B, 64MiB or 125GiB, got {text:?}"))
 }
 
 /// Runs the command.
