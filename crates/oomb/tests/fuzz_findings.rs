@@ -28,7 +28,7 @@ fn index(shard_tokens: &[u64], document_tokens: &[u64]) -> serde_json::Value {
 #[test]
 fn sums_of_an_index_that_overflow_are_refused() {
     insta::assert_snapshot!(refusal_of_index(&index(&[u64::MAX, 2], &[1])), @"DIR/index.json is damaged: 1 tokens in all, but shards have 18446744073709551615 and documents 1; make it again with `oomb prepare … --overwrite`");
-    insta::assert_snapshot!(refusal_of_index(&index(&[1], &[u64::MAX - 1, 2])), @"DIR/index.json is damaged: document a is longer than can be; make it again with `oomb prepare … --overwrite`");
+    insta::assert_snapshot!(refusal_of_index(&index(&[1], &[u64::MAX - 1, 2])), @"DIR/index.json is damaged: 1 tokens in all, but shards have 1 and documents 18446744073709551615; make it again with `oomb prepare … --overwrite`");
 }
 
 #[test]

@@ -93,3 +93,33 @@ fn from_a_run_to_text_and_scores() {
     let (code, _, stderr) = oomb(dir, &[&eval[..], &["--tasks", "needle", "--lengths", "100"], &cpu].concat());
     assert!(code == 1 && stderr.contains("task needle does not fit 100 tokens"), "{stderr}");
 }
+
+/// With `--chat` the prompt is what the checkpoint's own template makes of a message.
+#[test]
+fn a_chat_is_rendered_by_the_checkpoints_template() {
+    let folder = workplace();
+    let dir = folder.path();
+    let template =
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (32_u8..127).map(|byte| (char::from(byte).to_string(), serde_json::json!(byte))).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "post_processor": null,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": false}, "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": " "}
+    });
+    std::fs::create_dir(dir.join("chat")).unwrap();
+    std::fs::write(dir.join("chat/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let config = serde_json::json!({ "chat_template": template });
+    std::fs::write(dir.join("chat/tokenizer_config.json"), config.to_string()).unwrap();
+    let generate = |args: &[&str]| {
+        let common = ["generate", "--run", "run", "--tokenizer", "chat", "--max-tokens", "8", "--set", "run.device=cpu"];
+        succeed(dir, &[&common[..], args].concat())
+    };
+    let (chat, note) = generate(&["--chat", "--system", "Be short.", "--prompt", "Who is Emma?"]);
+    assert!(note.contains("46 tokens of prompt"), "{note}");
+    let (plain, _) = generate(&["--prompt", "[system]Be short.[user]Who is Emma?[assistant]"]);
+    assert_eq!(chat, plain);
+    let (code, _, said) = oomb(dir, &["generate", "--run", "run", "--tokenizer", "bytes", "--chat", "--prompt", "x"]);
+    assert!(code == 1 && said.contains("template"), "{said}");
+}
