@@ -50,7 +50,6 @@ struct AttentionBackwardParams {
 #include "attention_walk.cuh"
 
 constexpr int THREADS = 384;  // a warpgroup that copies, two that compute
-constexpr int STAGES = 2;
 constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES;
 constexpr int Q_BYTES = PANELS * Q_PANEL_BYTES, KV_BYTES = PANELS * KV_PANEL_BYTES;
@@ -72,16 +71,6 @@ enum Barrier : int { KV_FULL, Q_FULL, Q_EMPTY = Q_FULL + STAGES, DO_FULL = Q_EMP
 static_assert(NUM_BARRIERS * 8 <= BLOCK_PLACE - BARRIER_PLACE, "room for the barriers");
 
 __device__ __forceinline__ u32 barrier_at(u32 smem, int barrier) { return smem + BARRIER_PLACE + barrier * 8; }
-
-// A stage of the rings and the parity of its use.
-struct Turn {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        stage ^= 1;
-        parity ^= stage == 0;
-    }
-};
-static_assert(STAGES == 2, "stages alternate");
 
 // ---- one warp copies in ----
 
@@ -199,20 +188,6 @@ __device__ __forceinline__ void start_query_sums(float (&dq)[NUM_DQ], u32 ds, u3
         else product<1, 1>(dq, further(a, offset), further(b, offset));
     }
     products_commit();
-}
-
-template <int N>
-__device__ __forceinline__ void hold_pairs(u32 (&pairs)[N][4]) {
-#pragma unroll
-    for (int step = 0; step < N; step++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(pairs[step][i])::"memory");
-}
-
-// What the whole warp did so far is done.
-__device__ __forceinline__ void release(u32 barrier) {
-    __syncwarp();
-    if ((thread_index() & 31) == 0) barrier_arrive(barrier);
 }
 
 // This thread's first row of the 128 keys: warps 4 to 11 have 16 each. Computed where it is used: registers hold sums.

@@ -17,10 +17,10 @@
 #include "hopper.cuh"
 
 constexpr int Q_TILE = 128;
-constexpr int KV_TILE = PAGE_TOKENS % 128 == 0 ? 128 : 64;
+constexpr int KV_TILE = 128;
 constexpr int TILES_PER_PAGE = PAGE_TOKENS / KV_TILE;
+static_assert(TILES_PER_PAGE * KV_TILE == PAGE_TOKENS, "whole tiles in a page");
 constexpr int THREADS = 384;  // a warpgroup that copies, two that compute
-constexpr int STAGES = 2;
 constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int Q_PANEL_BYTES = Q_TILE * PANEL_ROW_BYTES, KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES;
 constexpr int Q_BYTES = PANELS * Q_PANEL_BYTES, KV_BYTES = PANELS * KV_PANEL_BYTES;
@@ -54,16 +54,6 @@ enum Barrier : int { Q_FULL, Q_EMPTY, K_FULL, K_EMPTY = K_FULL + STAGES, V_FULL 
                      NUM_BARRIERS = V_EMPTY + STAGES };
 
 __device__ __forceinline__ u32 barrier_at(u32 smem, int barrier) { return smem + BARRIER_PLACE + barrier * 8; }
-
-// A stage of the ring and the parity of its use.
-struct Turn {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        stage ^= 1;
-        parity ^= stage == 0;
-    }
-};
-static_assert(STAGES == 2, "stages alternate");
 
 // Queries of one head, and the tiles of the list that they see: `begin` .. `end` those that some query sees, `full_begin` ..
 // `full_end` those that all see.
@@ -233,13 +223,6 @@ __device__ __forceinline__ void round_probabilities(u32 (&probs)[KV_TILE / 16][4
         for (int i = 0; i < 4; i++) probs[step][i] = pack_bf16(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
 }
 
-__device__ __forceinline__ void hold_probabilities(u32 (&probs)[KV_TILE / 16][4]) {
-#pragma unroll
-    for (int step = 0; step < KV_TILE / 16; step++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(probs[step][i])::"memory");
-}
-
 // Scores of invisible keys become -inf, in a tile that some query sees and another does not. `row` is this thread's first.
 __device__ __forceinline__ void mask_tile(float (&s)[NUM_S], const AttentionForwardParams& p, const Work& work, int tile, int row) {
     if (tile >= work.full_begin && tile < work.full_end) return;
@@ -270,12 +253,6 @@ __device__ __forceinline__ void clear_beyond(const AttentionForwardParams& p, in
         for (int at = begin + (threadIdx.x & 127) * 4; at < KV_PANEL_BYTES; at += 512) store_shared(v + panel * KV_PANEL_BYTES + at, 0);
     fence_proxy();
     named_sync(3 + group, 128);
-}
-
-// What the whole warp did so far is done.
-__device__ __forceinline__ void release(u32 barrier) {
-    __syncwarp();
-    if ((thread_index() & 31) == 0) barrier_arrive(barrier);
 }
 
 // All tiles of a piece of work, into o and rows.
@@ -312,7 +289,7 @@ __device__ __forceinline__ void attend(const AttentionForwardParams& p, u32 smem
         const bool rescale = softmax_tile(s, rows, factor, p.scale_log2);
         products_wait<0>();
         hold(o);
-        hold_probabilities(probs);
+        hold_pairs(probs);
         release(barrier_at(smem, V_EMPTY + turn.stage));
         if (rescale) scale_output(o, factor);
         round_probabilities(probs, s);
@@ -325,7 +302,7 @@ __device__ __forceinline__ void attend(const AttentionForwardParams& p, u32 smem
     start_output(o, probs, smem + V_PLACE + turn.stage * KV_BYTES);
     products_wait<0>();
     hold(o);
-    hold_probabilities(probs);
+    hold_pairs(probs);
     release(barrier_at(smem, V_EMPTY + turn.stage));
     turn.next();
 }

@@ -44,6 +44,25 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
                  "over:}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+// What the whole warp did so far is done.
+__device__ __forceinline__ void release(u32 barrier) {
+    __syncwarp();
+    if ((thread_index() & 31) == 0) barrier_arrive(barrier);
+}
+
+// Stages of a kernel's rings.
+constexpr int STAGES = 2;
+
+// A stage of a ring and the parity of its use.
+struct Turn {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        stage ^= 1;
+        parity ^= stage == 0;
+    }
+};
+static_assert(STAGES == 2, "stages alternate");
+
 // A numbered barrier among `threads` threads: `sync` waits, `arrive` does not.
 __device__ __forceinline__ void named_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -71,12 +90,6 @@ __device__ __forceinline__ void copy_in_2d(u32 dst, const TensorMap& map, u32 ba
 __device__ __forceinline__ void copy_in_3d(u32 dst, const TensorMap& map, u32 barrier, int column, int plane, int row) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(dst), "l"(&map), "r"(barrier), "r"(column), "r"(plane), "r"(row) : "memory");
-}
-
-// `bytes` (a multiple of 16) from global memory, both ends aligned to 16.
-__device__ __forceinline__ void copy_in_bytes(u32 dst, const void* src, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(dst), "l"(src), "r"(bytes), "r"(barrier) : "memory");
 }
 
 // Adds a tile in shared memory to a 3D map's f32 tensor; rows outside it are left out.
@@ -131,6 +144,15 @@ template <int N>
 __device__ __forceinline__ void hold(float (&c)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// The same for an operand in registers.
+template <int N>
+__device__ __forceinline__ void hold_pairs(u32 (&pairs)[N][4]) {
+#pragma unroll
+    for (int step = 0; step < N; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(pairs[step][i])::"memory");
 }
 
 // Four 8x8 matrices of 16-bit elements to shared memory, one row address per lane: the inverse of load_matrices.

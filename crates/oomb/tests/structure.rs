@@ -56,7 +56,7 @@ const ORDER: [(&str, &[&str]); 22] = [
     ("checkpoint", &["model"]),
     ("metrics", &["config"]),
     ("run_folder", &["config", "metrics"]),
-    ("data", &["config"]),
+    ("data", &["config", "random"]),
     ("positions", &["plot"]),
     ("tasks", &["data", "plot", "random"]),
     ("plot", &[]),

@@ -1,6 +1,7 @@
 //! In which order windows are visited: sources in turn by weight, a seeded shuffle of each per epoch, the same on every
 //! machine. It must not know what a window holds.
 
+use crate::random::Random;
 use serde::{Deserialize, Serialize};
 
 /// Where a run stands in its data: enough to go on from there.
@@ -119,19 +120,7 @@ fn seed_of(seed: u64, source: usize) -> u64 {
 }
 
 fn permutation(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
-    let mut state = seed.wrapping_add((epoch.wrapping_add(1)).wrapping_mul(0xD1B5_4A32_D192_ED03));
     let mut order: Vec<usize> = (0..len).collect();
-    for place in (1..len).rev() {
-        let scaled = u128::from(splitmix64(&mut state)) * (place as u128 + 1);
-        order.swap(place, (scaled >> 64) as usize);
-    }
+    Random::new(seed.wrapping_add((epoch.wrapping_add(1)).wrapping_mul(0xD1B5_4A32_D192_ED03))).shuffle(&mut order);
     order
-}
-
-fn splitmix64(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
