@@ -13,7 +13,7 @@ use oomb_device::ops::linear::{Epilogue, LinearOps, Write};
 use oomb_device::ops::loss::LossOps;
 use oomb_device::ops::mlp::MlpOps;
 use oomb_device::ops::norm::NormOps;
-use oomb_device::ops::optim::{AdamW, AdamWState, OptimOps};
+use oomb_device::ops::optim::{AdamW, AdamWState, Moment, OptimOps, RandomBits};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad, RopeOps};
 use oomb_device::{DType, Device, HostData, Tensor};
 use std::time::Instant;
@@ -94,7 +94,8 @@ fn whole_tensors(bench: &Bench) {
     cpu.fill(&mut v, 1.0);
     let hyper = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 };
     bench.time("adamw", Work::Elements(7 * len), || {
-        cpu.adamw(&mut y, AdamWState { master: None, m: &mut m, v: &mut v }, &x, hyper, None);
+        let [m, v] = [&mut m, &mut v].map(|values| Moment { values, scales: None });
+        cpu.adamw(&mut y, AdamWState { master: None, m, v, random: RandomBits::default() }, &x, hyper, None);
     });
 }
 

@@ -1,10 +1,9 @@
-// Whole-tensor ops (OptimOps): filling, converting, random numbers, the global norm, AdamW. Must not know parameters' names.
+// Whole-tensor ops (OptimOps): filling, converting, random numbers, the global norm. Must not know parameters' names.
 //
-// Floor, AdamW with master weights: grad, m, v, master read, m, v, master and the bf16 weight written: 30 bytes per element; 16-byte
-// accesses. The norm: 4 bytes per element, summed in f64 by a fixed number of thread blocks, their sums added in order.
+// The norm: 4 bytes per element, summed in f64 by a fixed number of thread blocks, their sums added in order.
 #include "common.cuh"
 
-enum Dtype : int { BF16 = 0, F32 = 1, F64 = 2 };
+enum Dtype : int { BF16 = 0, F32 = 1, F64 = 2, U8 = 3 };
 
 __device__ __forceinline__ double load(const void* x, int dtype, i64 i) {
     if (dtype == BF16) return to_float(((const bf16_bits*)x)[i]);
@@ -15,7 +14,8 @@ __device__ __forceinline__ double load(const void* x, int dtype, i64 i) {
 __device__ __forceinline__ void store(void* x, int dtype, i64 i, double value) {
     if (dtype == BF16) ((bf16_bits*)x)[i] = to_bf16((float)value);
     else if (dtype == F32) ((float*)x)[i] = (float)value;
-    else ((double*)x)[i] = value;
+    else if (dtype == F64) ((double*)x)[i] = value;
+    else ((unsigned char*)x)[i] = (unsigned char)value;
 }
 
 struct FillParams {
@@ -72,19 +72,28 @@ __device__ __forceinline__ double block_sum_f64(double x) {
 
 struct SumSquaresParams {
     double* partial;  // [blocks]
-    const float* x;
+    const void* x;
     i64 len;
+    int dtype;  // f32 or bf16
 };
+
+// Four elements from `i` on; what lies beyond the end is 0.
+__device__ __forceinline__ float4 load4(const SumSquaresParams& p, i64 i) {
+    if (i + 4 <= p.len) {
+        if (p.dtype == F32) return *(const float4*)((const float*)p.x + i);
+        ushort4 x = *(const ushort4*)((const bf16_bits*)p.x + i);
+        return {to_float(x.x), to_float(x.y), to_float(x.z), to_float(x.w)};
+    }
+    float x[4];
+    for (int k = 0; k < 4; k++) x[k] = i + k < p.len ? (float)load(p.x, p.dtype, i + k) : 0.0f;
+    return {x[0], x[1], x[2], x[3]};
+}
 
 extern "C" __global__ void __launch_bounds__(256) sum_squares(const SumSquaresParams p) {
     double sum = 0.0;
     for (i64 i = ((i64)blockIdx.x * 256 + threadIdx.x) * 4; i < p.len; i += (i64)gridDim.x * 1024) {
-        if (i + 4 <= p.len) {
-            float4 x = *(const float4*)(p.x + i);
-            sum += (double)(x.x * x.x) + (double)(x.y * x.y) + (double)(x.z * x.z) + (double)(x.w * x.w);
-        } else {
-            for (i64 k = i; k < p.len; k++) sum += (double)(p.x[k] * p.x[k]);
-        }
+        float4 x = load4(p, i);
+        sum += (double)(x.x * x.x) + (double)(x.y * x.y) + (double)(x.z * x.z) + (double)(x.w * x.w);
     }
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) p.partial[blockIdx.x] = sum;
@@ -101,59 +110,4 @@ extern "C" __global__ void __launch_bounds__(256) add_squares(const AddSquaresPa
     for (int i = threadIdx.x; i < p.num_parts; i += 256) sum += p.partial[i];
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) *p.out += sum;
-}
-
-struct AdamwParams {
-    bf16_bits* w;
-    float* master;  // null: the weight itself is the only copy
-    float* m;
-    float* v;
-    const float* grad;
-    const double* norm_squared;  // null: no clipping
-    i64 len;
-    float lr, beta1, beta2, eps, weight_decay;
-    float correction1, correction2;  // 1 / (1 - beta^step)
-    float max_norm;
-};
-
-// Within 2 units of the last place; the exact forms call functions, whose conventions cost registers in the loop below.
-__device__ __forceinline__ float sqrt_fast(float x) {
-    float y;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float adamw_element(const AdamwParams& p, float w, float& m, float& v, float grad, float clip) {
-    grad *= clip;
-    m = p.beta1 * m + (1.0f - p.beta1) * grad;
-    v = p.beta2 * v + (1.0f - p.beta2) * grad * grad;
-    w -= p.lr * p.weight_decay * w;
-    return w - __fdividef(p.lr * (m * p.correction1), sqrt_fast(v * p.correction2) + p.eps);
-}
-
-extern "C" __global__ void __launch_bounds__(256) adamw(const AdamwParams p) {
-    float clip = 1.0f;
-    if (p.norm_squared) clip = fminf(1.0f, __fdividef(p.max_norm, sqrt_fast((float)*p.norm_squared) + 1e-6f));
-    for (i64 i = ((i64)blockIdx.x * 256 + threadIdx.x) * 4; i < p.len; i += (i64)gridDim.x * 1024) {
-        if (i + 4 <= p.len && p.master) {
-            float4 w = *(float4*)(p.master + i), m = *(float4*)(p.m + i), v = *(float4*)(p.v + i);
-            float4 g = *(const float4*)(p.grad + i);
-            w.x = adamw_element(p, w.x, m.x, v.x, g.x, clip);
-            w.y = adamw_element(p, w.y, m.y, v.y, g.y, clip);
-            w.z = adamw_element(p, w.z, m.z, v.z, g.z, clip);
-            w.w = adamw_element(p, w.w, m.w, v.w, g.w, clip);
-            *(float4*)(p.master + i) = w;
-            *(float4*)(p.m + i) = m;
-            *(float4*)(p.v + i) = v;
-            ushort4 rounded = {to_bf16(w.x), to_bf16(w.y), to_bf16(w.z), to_bf16(w.w)};
-            *(ushort4*)(p.w + i) = rounded;
-            continue;
-        }
-        for (i64 k = i; k < min(i + 4, p.len); k++) {
-            float w = p.master ? p.master[k] : to_float(p.w[k]);
-            w = adamw_element(p, w, p.m[k], p.v[k], p.grad[k], clip);
-            if (p.master) p.master[k] = w;
-            p.w[k] = to_bf16(w);
-        }
-    }
 }

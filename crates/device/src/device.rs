@@ -30,6 +30,8 @@ pub enum HostData<'a> {
     F16(&'a [f16]),
     /// Token ids, positions.
     U32(&'a [u32]),
+    /// Codes.
+    U8(&'a [u8]),
 }
 
 impl HostData<'_> {
@@ -41,6 +43,7 @@ impl HostData<'_> {
             Self::Bf16(s) => s.len(),
             Self::F16(s) => s.len(),
             Self::U32(s) => s.len(),
+            Self::U8(s) => s.len(),
         }
     }
 
@@ -117,7 +120,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// soon as this returns.
     ///
     /// # Panics
-    /// If the number of elements differs, or integers meet floats.
+    /// If the number of elements differs, or integers meet floats or other integers.
     fn upload(&self, dst: &mut Tensor<Self>, src: HostData<'_>);
 
     /// Waits for [`Stream::Compute`] and returns the elements of a float tensor.
@@ -128,6 +131,9 @@ pub trait Device: Clone + Send + Sync + 'static {
 
     /// Waits for [`Stream::Compute`] and returns the elements of a `U32` tensor.
     fn download_u32(&self, src: &Tensor<Self>) -> Result<Vec<u32>>;
+
+    /// Waits for [`Stream::Compute`] and returns the elements of a `U8` tensor.
+    fn download_u8(&self, src: &Tensor<Self>) -> Result<Vec<u8>>;
 
     /// Called for memory whose content has ended: a device made for tests overwrites it with NaN, in the order of
     /// [`Stream::Compute`], so that a stale read shows. Others do nothing.

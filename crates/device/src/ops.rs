@@ -11,6 +11,7 @@ pub mod embed;
 pub mod linear;
 pub mod loss;
 pub mod mlp;
+pub mod moments;
 pub mod norm;
 pub mod optim;
 pub mod rope;

@@ -17,12 +17,14 @@ pub enum DType {
     F64,
     /// Token ids, positions, counts.
     U32,
+    /// Bytes: codes of 8-bit moments ([`crate::ops::moments`]).
+    U8,
 }
 
 impl DType {
     /// Whether the elements are floating point.
     pub fn is_float(self) -> bool {
-        self != Self::U32
+        !matches!(self, Self::U32 | Self::U8)
     }
 }
 

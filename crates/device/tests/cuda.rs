@@ -10,7 +10,8 @@ use oomb_device::device::{new_tensor, tensor_from};
 use oomb_device::ops::attention::{AttentionBackward, Mask, PageRef, Pages, Part};
 use oomb_device::ops::linear::{Columns, Epilogue, Write};
 use oomb_device::ops::loss::IGNORE;
-use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
+use oomb_device::ops::moments::{BLOCK_ELEMENTS, SmallFloat};
+use oomb_device::ops::optim::{AdamW, AdamWState, Clip, Moment, RandomBits};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 use oomb_device::{Backend, DType, Device, HostData, Stream, Tensor};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -315,6 +316,9 @@ fn optimizer() {
             let mut sum = tensor_from(&rig.device, DType::F64, &[1], HostData::F64(&[0.5])).unwrap();
             rig.device.sum_squares(&mut sum, &x);
             rig.keep(format!("sum of squares {len}"), &sum, F32_FLOOR);
+            let narrow = rig.activation(&[len]);
+            rig.device.sum_squares(&mut sum, &narrow);
+            rig.keep(format!("sum of squares of activations {len}"), &sum, F32_FLOOR);
             for clip in [false, true] {
                 let (mut w, mut master) = (rig.activation(&[len]), rig.void(DType::F32, &[len]));
                 rig.device.copy(&mut master, &w);
@@ -324,7 +328,9 @@ fn optimizer() {
                 rig.device.fill(&mut positive, 0.3);
                 let grad = rig.float(DType::F32, &[len]);
                 let hyper = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 7 };
-                let state = AdamWState { master: Some(&mut master), m: &mut m, v: &mut positive };
+                let [m_state, v_state] = [&mut m, &mut positive].map(|values| Moment { values, scales: None });
+                let random = RandomBits::default();
+                let state = AdamWState { master: Some(&mut master), m: m_state, v: v_state, random };
                 let clip = clip.then_some(Clip { norm_squared: &sum, max_norm: 0.4 });
                 rig.device.adamw(&mut w, state, &grad, hyper, clip);
                 rig.keep(format!("adamw weight {len}"), &w, F32_FLOOR);

@@ -14,7 +14,7 @@ mod write;
 
 pub use choices::{
     ComputeDtype, DataFormat, DeviceChoice, GradDtype, Keep, LongDocuments, LossOn, LrSchedule, Malformed, ModelSource,
-    OnNotFinite, OptimizerName, Packing, Selection, TokenizerSource,
+    OnNotFinite, OptimizerName, Packing, Placement, Selection, StateDtype, TokenizerSource,
 };
 pub use data::{DataSettings, RowSettings, SourceSettings};
 pub use error::{Error, Result};
@@ -112,6 +112,13 @@ pub struct OptimizerSettings {
     /// Learning rate after the last step, at most `lr`: with the default 0 every step still has a rate above 0, as in
     /// transformers. Of no meaning, and refused, with `schedule = "constant"`.
     pub min_lr: f64,
+    /// How the moments are stored. Default `auto`: the most exact that fits.
+    pub state_dtype: StateDtype,
+    /// Whether bf16 weights have f32 masters; without, the weights themselves are updated with stochastic rounding. Default `auto`
+    /// (`None`): as long as they fit.
+    pub master_weights: Option<bool>,
+    /// Where moments and masters live. Default `auto`: on the device where they fit there.
+    pub placement: Placement,
 }
 
 /// `[run]`
@@ -250,6 +257,9 @@ fn read_optimizer(document: &Document) -> Result<OptimizerSettings> {
         schedule,
         warmup_steps: section.or("warmup_steps", 0)?,
         min_lr: min_lr.unwrap_or(0.0),
+        state_dtype: section.or("state_dtype", StateDtype::Auto)?,
+        master_weights: section.or("master_weights", choices::MasterWeights(None))?.0,
+        placement: section.or("placement", Placement::Auto)?,
     })
 }
 

@@ -1,6 +1,8 @@
 //! A model with all memory of a run: allocated once, exactly as planned. It must not know the order of the passes, nor
 //! where sequences come from.
 
+pub mod optimizer;
+
 use crate::data::Sequence;
 use crate::kv::select::{Selection, visible_pages};
 use crate::kv::{Access, KvMemory, Mode, Store};
@@ -9,10 +11,12 @@ use crate::model::config::ModelConfig;
 use crate::model::head::HeadBuffers;
 use crate::model::lora::trained_specs;
 use crate::model::rope;
-use crate::model::weights::{Grads, Params, Weights};
+use crate::model::weights::{Grads, Params, Weights, slab_layout};
+use crate::plan::optimizer::HOST;
 use crate::plan::{Machine, Plan, Tier};
 use oomb_device::ops::loss::IGNORE;
 use oomb_device::{Backend, DType, HostData, Result, Tensor};
+use optimizer::OptimizerState;
 use std::ops::Range;
 
 /// A run of a sequence's tokens that is processed at once.
@@ -42,16 +46,6 @@ impl Chunk {
     pub fn start(&self) -> u32 {
         u32::try_from(self.tokens.start).expect("positions fit 32 bits")
     }
-}
-
-/// Optimizer state, as slabs of the layout of what is trained.
-pub struct OptimizerState<B: Backend> {
-    /// What is trained in f32, where it is itself bf16.
-    pub master: Option<Params<B>>,
-    /// First moments, f32.
-    pub m: Params<B>,
-    /// Second moments, f32.
-    pub v: Params<B>,
 }
 
 /// What a run computes with.
@@ -122,10 +116,11 @@ impl<B: Backend> Engine<B> {
         let slab = arena.take("weights").expect("every plan has weights");
         let weights = Weights::new(&config, slab, lora.zip(adapter.as_ref()));
         let grads = arena.take("gradients").map(|slab| Grads::new(&config, slab, lora));
-        let mut params = |name: &str| arena.take(name).map(|slab| Params::new(trained.clone(), slab));
-        let moments = params("adamw.m").zip(params("adamw.v"));
-        let master = params("adamw.master");
-        let optimizer = moments.map(|(m, v)| OptimizerState { master, m, v });
+        let optimizer = plan.optimizer.map(|state| {
+            let (elements, _) = slab_layout(&trained);
+            let host = arena.take_host(HOST);
+            OptimizerState::new(state, elements, host, |name| arena.take(name))
+        });
         let mut must = |name: &str| arena.take(name).unwrap_or_else(|| panic!("the plan has no buffer {name}"));
         let rank = lora.map(|lora| lora.rank);
         let activations = Activations::new(&config, plan.keep, rank, plan.kept, |name| must(&format!("activations.{name}")));
@@ -311,8 +306,12 @@ impl<B: Backend> Arena<B> {
 
     fn pages(&mut self, name: &str) -> Option<KvMemory<B>> {
         let slab = self.take(name)?;
-        let home = format!("{name}.host");
-        let host = self.host.iter().position(|(known, _)| *known == home).map(|index| self.host.swap_remove(index).1);
+        let host = self.take_host(&format!("{name}.host"));
         Some(KvMemory { slab, host })
+    }
+
+    fn take_host(&mut self, name: &str) -> Option<B::HostBuffer> {
+        let index = self.host.iter().position(|(known, _)| known == name)?;
+        Some(self.host.swap_remove(index).1)
     }
 }

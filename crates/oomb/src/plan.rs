@@ -1,6 +1,8 @@
 //! Every buffer of a run by name, bytes and tier: what is allocated, what is printed, and what is refused before any
 //! work. Arithmetic on configurations and page sizes; it must not know a device.
 
+pub mod optimizer;
+
 use crate::config::{Bytes, format_count};
 use crate::kv::{KvLayout, KvShape};
 use crate::model::activations::{Keep, Kept, Place, activation_shapes};
@@ -9,6 +11,7 @@ use crate::model::lora::{LoraConfig, trained_specs};
 use crate::model::params::{ParamSpec, param_specs};
 use crate::model::weights::slab_layout;
 use oomb_device::DType;
+use optimizer::{State, StateRequest};
 use std::fmt;
 
 /// Where a buffer lives.
@@ -63,6 +66,7 @@ impl Machine {
             DType::F32 => f32,
             DType::F64 => f64,
             DType::U32 => u32,
+            DType::U8 => 1,
         }
     }
 }
@@ -96,6 +100,8 @@ pub struct Request {
     pub lora: Option<LoraConfig>,
     /// Training, and what is kept; evaluation otherwise.
     pub training: Option<Training>,
+    /// Of the optimizer, where there is one.
+    pub optimizer_state: StateRequest,
 }
 
 /// What training adds to a forward.
@@ -118,6 +124,8 @@ pub struct Plan {
     pub keep: Option<Keep>,
     /// What is kept of other chunks than the one in work.
     pub kept: Kept,
+    /// The optimizer's state; `None` where nothing is updated.
+    pub optimizer: Option<State>,
     /// Tokens of a loss tile.
     pub loss_tile_tokens: usize,
     /// Where pages live.
@@ -147,6 +155,19 @@ impl Request {
     /// way; bytes.
     pub fn smallest_budget(&self, machine: &Machine) -> u64 {
         self.shape().min_frames(self.prefetch_groups) as u64 * self.frame_bytes(machine)
+    }
+
+    /// What the optimizer's state may be, in the order in which it is tried; `None` alone where there is none.
+    fn optimizer_states(&self, machine: &Machine) -> Vec<Option<State>> {
+        if !self.training.is_some_and(|training| training.optimizer) {
+            return vec![None];
+        }
+        self.optimizer_state.candidates(machine, self.trained_elements()).into_iter().map(Some).collect()
+    }
+
+    /// Elements of the slab of what is trained.
+    fn trained_elements(&self) -> usize {
+        slab_layout(&trained_specs(&self.model, self.lora.as_ref())).0
     }
 
     fn shape(&self) -> KvShape {
@@ -184,13 +205,14 @@ fn too_small(budget: u64, smallest: u64, request: &Request) -> String {
 }
 
 impl Plan {
-    /// Decides everything that `request` leaves open, in this order: keep as much of a chunk as fits beside the smallest
+    /// Decides everything that `request` leaves open, in this order: the most exact optimizer state that fits
+    /// ([`StateRequest`]), keep as much of a chunk as fits beside the smallest
     /// ring of pages, then hold as many pages on the device as there is room for (the rest lives on the host), then keep of other
     /// chunks what saves most.
     pub fn new(request: &Request, machine: &Machine) -> Result<Self, DoesNotFit> {
         let smallest_budget = request.smallest_budget(machine);
         if let Some(budget) = request.device_budget.filter(|&budget| budget < smallest_budget) {
-            let smallest = Self::with(&Request { device_budget: Some(smallest_budget), ..request.clone() }, machine, None);
+            let smallest = Self::with(&Request { device_budget: Some(smallest_budget), ..request.clone() }, machine, None, None);
             return Err(DoesNotFit { message: too_small(budget, smallest_budget, request), smallest: Box::new(smallest) });
         }
         let keeps = match request.training {
@@ -198,13 +220,17 @@ impl Plan {
             Some(Training { keep: Some(keep), .. }) => vec![Some(keep)],
             Some(Training { keep: None, .. }) => vec![Some(Keep::All), Some(Keep::Attention), Some(Keep::Inputs)],
         };
-        let mut smallest = None;
-        for keep in keeps {
-            let plan = Self::with(request, machine, keep);
-            if plan.shortfall() == 0 {
-                return Ok(plan);
+        let mut smallest: Option<Self> = None;
+        for state in request.optimizer_states(machine) {
+            for &keep in &keeps {
+                let plan = Self::with(request, machine, keep, state);
+                if plan.shortfall() == 0 {
+                    return Ok(plan);
+                }
+                if smallest.as_ref().is_none_or(|smallest| plan.shortfall() <= smallest.shortfall()) {
+                    smallest = Some(plan);
+                }
             }
-            smallest = Some(plan);
         }
         let smallest = smallest.expect("at least one way to keep activations was tried");
         Err(DoesNotFit { message: smallest.refusal(), smallest: Box::new(smallest) })
@@ -245,7 +271,7 @@ impl Plan {
         found.unwrap_or_else(|| panic!("the plan has no buffer {name}"))
     }
 
-    fn with(request: &Request, machine: &Machine, keep: Option<Keep>) -> Self {
+    fn with(request: &Request, machine: &Machine, keep: Option<Keep>, optimizer: Option<State>) -> Self {
         let tile = request.loss_tile_tokens.unwrap_or_else(|| {
             let row_bytes = request.model.vocab_size as u64 * machine.bytes_of(machine.compute_dtype);
             let rows = (TILE_BYTES / row_bytes).clamp(1, 1 << 20) as usize;
@@ -256,7 +282,7 @@ impl Plan {
         let whole = KvLayout::new(shape, shape.all_frames(), request.prefetch_groups).expect("all frames are enough");
         let (request, machine) = (request.clone(), machine.clone());
         let kept = Kept::default();
-        let mut plan = Self { request, machine, keep, kept, loss_tile_tokens, layout: whole, buffers: Vec::new() };
+        let mut plan = Self { request, machine, keep, kept, optimizer, loss_tile_tokens, layout: whole, buffers: Vec::new() };
         plan.buffers = plan.table();
         let frame_bytes = plan.request.frame_bytes(&plan.machine);
         let paged = frame_bytes * whole.num_frames as u64;
@@ -343,20 +369,16 @@ impl Plan {
         let mut table = Table { machine: &self.machine, buffers: Vec::new() };
         let (elements, _) = slab_layout(&param_specs(model));
         table.device("weights", compute, &[elements]);
-        let (trained, _) = slab_layout(&trained_specs(model, request.lora.as_ref()));
+        let trained = request.trained_elements();
         if request.lora.is_some() {
             table.device("adapter", compute, &[trained]);
         }
-        if let Some(training) = request.training {
+        if request.training.is_some() {
             table.device("gradients", DType::F32, &[trained]);
             table.device("gradient_norm", DType::F64, &[1]);
-            if training.optimizer {
-                if compute != DType::F32 {
-                    table.device("adamw.master", DType::F32, &[trained]);
-                }
-                table.device("adamw.m", DType::F32, &[trained]);
-                table.device("adamw.v", DType::F32, &[trained]);
-            }
+        }
+        for (name, tier, dtype, shape) in self.optimizer.iter().flat_map(|state| state.buffers(&self.machine, trained)) {
+            table.add(name, tier, dtype, &shape);
         }
         let rank = request.lora.as_ref().map(|lora| lora.rank);
         for (name, dtype, shape) in activation_shapes(model, chunk_tokens(request), self.keep, rank, self.kept) {
@@ -426,7 +448,8 @@ impl Plan {
             let mut request = self.request.clone();
             change(&mut request);
             let keep = request.training.map(|training| training.keep.unwrap_or(Keep::Inputs));
-            let fits = request != self.request && Self::with(&request, &self.machine, keep).shortfall() == 0;
+            let with = |state| Self::with(&request, &self.machine, keep, state).shortfall() == 0;
+            let fits = request != self.request && request.optimizer_states(&self.machine).into_iter().any(with);
             if fits {
                 knobs.push(words);
             }
@@ -437,6 +460,10 @@ impl Plan {
             if let Some(training) = &mut request.training {
                 training.keep = None;
             }
+        });
+        attempt("optimizer.state_dtype, master_weights and placement = \"auto\"".to_owned(), &|request| {
+            request.optimizer_state =
+                StateRequest { piece_bytes: request.optimizer_state.piece_bytes, ..StateRequest::default() };
         });
         if self.machine.bytes_of(DType::Bf16) < self.machine.bytes_of(DType::F32) {
             attempt("kv.grad_dtype = \"bf16\"".to_owned(), &|request| request.grad_dtype = DType::Bf16);
@@ -508,6 +535,9 @@ impl fmt::Display for Plan {
             writeln!(f, "keep      {}{}", format!("{keep:?}").to_lowercase(), self.kept_words())?;
         }
         writeln!(f, "pages     {pages}")?;
+        if let Some(words) = self.optimizer_words() {
+            writeln!(f, "optimizer {words}")?;
+        }
         let (device, host) = (Bytes(self.device_bytes()), Bytes(self.bytes(Tier::Host)));
         if self.machine.shared {
             writeln!(f, "memory    {} of {}", Bytes(device.0 + host.0), Bytes(self.machine.host_memory))

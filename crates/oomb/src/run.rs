@@ -7,14 +7,16 @@ mod load;
 mod lora;
 mod training;
 
-use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule};
+use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule, OptimizerSettings, Placement, StateDtype};
 use crate::data::Windows;
 use crate::engine::{Engine, machine};
 use crate::kv::select::Selection;
 use crate::model::activations::Keep;
 use crate::model::config::ModelConfig;
-use crate::plan::{Machine, Plan, Request, Training};
+use crate::plan::optimizer::StateRequest;
+use crate::plan::{Machine, Plan, Request, Tier, Training};
 use crate::train::{self, LossSum, StepLoss, Update};
+pub use checkpoints::with_state_of;
 pub use error::{Error, Result};
 pub use load::{Loading, ModelFiles, load_weights, save_weights};
 pub use lora::{Lora, save_adapter};
@@ -117,6 +119,34 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
         },
         lora: None,
         training: Some(Training { keep, optimizer: true }),
+        optimizer_state: {
+            let OptimizerSettings { state_dtype, master_weights, placement, .. } = config.optimizer;
+            state_request(state_dtype, master_weights, placement)
+        },
+    }
+}
+
+/// What the plan may choose of the optimizer's state.
+pub fn state_request(state_dtype: StateDtype, master_weights: Option<bool>, placement: Placement) -> StateRequest {
+    StateRequest {
+        dtype: moments_dtype(state_dtype),
+        master_weights,
+        tier: match placement {
+            Placement::Auto => None,
+            Placement::Device => Some(Tier::Device),
+            Placement::Host => Some(Tier::Host),
+        },
+        ..StateRequest::default()
+    }
+}
+
+/// Storage of the moments; `None` where the plan chooses.
+pub fn moments_dtype(setting: StateDtype) -> Option<DType> {
+    match setting {
+        StateDtype::Auto => None,
+        StateDtype::F32 => Some(DType::F32),
+        StateDtype::Bf16 => Some(DType::Bf16),
+        StateDtype::Int8 => Some(DType::U8),
     }
 }
 
@@ -142,6 +172,11 @@ pub fn learning_rate(config: &Config, step: usize) -> f64 {
     }
 }
 
+/// Seed of the stochastic rounding in `step`.
+fn step_seed(config: &Config, step: usize) -> u64 {
+    config.run.seed.wrapping_add((step as u64) << 32)
+}
+
 /// How `step` changes the weights, as update number `update`.
 fn update_of(config: &Config, step: usize, update: usize) -> Update {
     let optimizer = &config.optimizer;
@@ -156,6 +191,7 @@ fn update_of(config: &Config, step: usize, update: usize) -> Update {
         },
         clip_norm: optimizer.clip_norm.map(|norm| norm as f32),
         decay_norms_and_biases: optimizer.decay_norms_and_biases,
+        seed: step_seed(config, step),
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! `checkpoints/step-N` holds `model/` (a Hugging Face folder with the weights in f32) or, with `[lora]`, `adapter/` (a PEFT
 //! folder), `optimizer.safetensors` (both
-//! moments in f32), `state.json` ([`Saved`]), `config.toml`, and `checksums.txt` over all of these.
+//! moments as they are stored), `state.json` ([`Saved`]), `config.toml`, and `checksums.txt` over all of these.
 
 mod changes;
 mod error;
@@ -17,7 +17,7 @@ pub use changes::{Change, changes};
 pub use error::{Error, Result};
 pub use folder::{Checkpoint, Checkpoints, Newest};
 pub use resume::{Beginning, Found, find};
-pub use room::{check_room, check_writable, checkpoint_bytes};
+pub use room::{check_room, check_writable, checkpoint_bytes, weight_bytes};
 pub use save::{Contents, Moment, Source, Trained};
 
 use crate::data::Cursor;
@@ -48,6 +48,12 @@ pub struct Saved {
     pub data_crc32: u32,
     /// `"f32"` or `"bf16"`: in what the run computes.
     pub compute_dtype: String,
+    /// How the moments are stored: `"f32"`, `"bf16"`, `"int8"`.
+    #[serde(default = "f32_moments")]
+    pub moments: String,
+    /// Whether weights are kept in f32, themselves or as masters.
+    #[serde(default = "f32_weights")]
+    pub f32_weights: bool,
     /// Updates of the weights: steps without those that were skipped.
     pub updates: usize,
     /// Steps skipped since the last update.
@@ -56,6 +62,16 @@ pub struct Saved {
     pub validation_loss: Option<f64>,
     /// The lowest so far.
     pub best_validation_loss: Option<f64>,
+}
+
+/// Of checkpoints written before there was a choice.
+fn f32_moments() -> String {
+    "f32".to_owned()
+}
+
+/// The same.
+fn f32_weights() -> bool {
+    true
 }
 
 /// `state.json`: what says how to read the rest comes first.

@@ -3,11 +3,13 @@
 pub mod finite;
 
 use crate::data::Sequence;
-use crate::engine::{Engine, OptimizerState};
+use crate::engine::Engine;
+use crate::engine::optimizer::{Access, Part};
 use crate::model::params::ParamSpec;
 use crate::schedule::{self, Contribution};
-use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
-use oomb_device::{Backend, Result, Tensor};
+use oomb_device::ops::optim::{AdamW, Clip};
+use oomb_device::{Backend, Result};
+use std::ops::Range;
 
 /// Loss and gradient of one optimizer step, before the update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,6 +58,8 @@ pub struct Update {
     pub clip_norm: Option<f32>,
     /// Whether norms and biases decay too.
     pub decay_norms_and_biases: bool,
+    /// Of what is rounded stochastically: weights without masters, and moments that are not f32. Differs by step.
+    pub seed: u64,
 }
 
 /// Clears the gradients, adds those of `sequences`, and waits for the loss and the global norm. The weights are not
@@ -94,15 +98,17 @@ pub fn update<B: Backend>(engine: &mut Engine<B>, update: &Update) {
     else {
         panic!("an engine planned without an optimizer cannot update");
     };
-    let trained = adapter.as_mut().unwrap_or(weights);
-    let OptimizerState { master, m, v } = state;
-    for index in 0..trained.views.len() {
-        let hyper = AdamW { weight_decay: decay(&trained.specs[index], update), ..update.hyper };
-        let clip = update.clip_norm.map(|max_norm| Clip { norm_squared: norm, max_norm });
-        let master = master.as_mut().map(|master| &mut master.views[index]);
-        let state = AdamWState { master, m: &mut m.views[index], v: &mut v.views[index] };
-        device.adamw(&mut trained.views[index], state, &grads.views[index], hyper, clip);
-    }
+    let trained = adapter.as_ref().unwrap_or(weights);
+    state.for_each(device, Access::Update, |piece| {
+        let own = trained.ranges.iter().zip(&trained.specs);
+        let within = |range: &Range<usize>| piece.elements.start.max(range.start)..piece.elements.end.min(range.end);
+        for (range, spec) in own.map(|(range, spec)| (within(range), spec)).filter(|(range, _)| !range.is_empty()) {
+            let hyper = AdamW { weight_decay: decay(spec, update), ..update.hyper };
+            let clip = update.clip_norm.map(|max_norm| Clip { norm_squared: norm, max_norm });
+            let (mut weights, grad) = (trained.slab.narrow(range.clone()), grads.slab.narrow(range.clone()));
+            device.adamw(&mut weights, piece.narrow(range).adamw(update.seed), &grad, hyper, clip);
+        }
+    });
 }
 
 fn decay(spec: &ParamSpec, update: &Update) -> f32 {
@@ -113,11 +119,16 @@ fn decay(spec: &ParamSpec, update: &Update) -> f32 {
 pub fn start_optimizer<B: Backend>(engine: &mut Engine<B>) {
     let Engine { device, weights, adapter, optimizer: Some(state), .. } = engine else { return };
     let trained = adapter.as_ref().unwrap_or(weights);
-    device.fill(&mut state.m.slab, 0.0);
-    device.fill(&mut state.v.slab, 0.0);
-    if let Some(master) = &mut state.master {
-        device.copy(&mut master.slab, &trained.slab);
-    }
+    state.for_each(device, Access::Overwrite, |piece| {
+        for (part, mut tensor) in piece.parts {
+            match part {
+                Part::Master => device.copy(&mut tensor, &trained.slab.narrow(piece.elements.clone())),
+                Part::M | Part::V => device.fill(&mut tensor, 0.0),
+                // Any power of two: zeros have no size.
+                Part::MScales | Part::VScales => device.fill(&mut tensor, 1.0),
+            }
+        }
+    });
 }
 
 /// The loss of one sequence, without a gradient.
@@ -134,8 +145,16 @@ pub fn token_losses<B: Backend>(engine: &mut Engine<B>, sequence: &Sequence) -> 
     engine.download_losses(0, sequence.ids.len())
 }
 
-/// What is trained by f32: the masters where there are any, else the parameters themselves.
-pub fn full_weights<B: Backend>(engine: &Engine<B>) -> &[Tensor<B>] {
-    let master = engine.optimizer.as_ref().and_then(|state| state.master.as_ref());
-    &master.unwrap_or(engine.trained()).views
+/// Parameter `index` of what is trained, in f32: its master where there is one, else the parameter itself.
+pub fn full_values<B: Backend>(engine: &Engine<B>, index: usize) -> Result<Vec<f32>> {
+    let (device, trained) = (&engine.device, engine.trained());
+    let Some(state) = engine.optimizer.as_ref().filter(|state| state.state().masters) else {
+        return device.download_f32(&trained.views[index]);
+    };
+    let mut values = Vec::with_capacity(trained.specs[index].len());
+    state.read(device, Part::Master, &trained.ranges[index], |run| {
+        values.extend(device.download_f32(&run)?);
+        Ok(())
+    })?;
+    Ok(values)
 }

@@ -8,6 +8,7 @@ use oomb::data::Sequence;
 use oomb::engine::machine;
 use oomb::kv::select::Selection;
 use oomb::plan::Request;
+use oomb::plan::optimizer::StateRequest;
 use oomb::run::{ModelFiles, evaluator};
 use oomb::train;
 use oomb_device::DType;
@@ -57,6 +58,7 @@ fn loss(files: &ModelFiles, name: &str) -> f64 {
         grad_dtype: DType::F32,
         lora: None,
         training: None,
+        optimizer_state: StateRequest::default(),
     };
     let mut engine = evaluator(&device, &machine(&device, 1 << 30), &request, files, Selection::All).unwrap();
     train::evaluate(&mut engine, &sequence).unwrap().mean()

@@ -204,14 +204,20 @@ fn a_million_tokens_fit_one_gpu_and_not_a_small_one() {
     let (code, stdout, stderr) = plan("1M", "139GiB", "125GiB", &["--optimizer", "none"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.contains("kv.pages.host") && stdout.ends_with("it fits\n"), "{stdout}");
-    let (code, stdout, stderr) = plan("1M", "139GiB", "125GiB", &[]);
+    let exact = ["--set", "optimizer.state_dtype=f32", "--set", "optimizer.placement=device"];
+    let (code, stdout, stderr) = plan("1M", "139GiB", "125GiB", &exact);
     assert_eq!(code, 1);
-    assert!(stdout.contains("adamw.master"), "the plan that does not fit is shown: {stdout}");
+    assert!(stdout.contains("adamw.m"), "the plan that does not fit is shown: {stdout}");
     insta::assert_snapshot!(stderr, @r#"
-    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 161.11 GiB of pinned host memory (125.00 GiB available)
-    largest: kv.gradients.host 107.41 GiB, kv.pages.host 53.70 GiB, gradients 28.37 GiB, adamw.master 28.37 GiB
-    it fits with kv.grad_dtype = "bf16", or with data.sequence_tokens = 524288
+    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 132.56 GiB of pinned host memory (125.00 GiB available)
+    largest: kv.gradients.host 88.38 GiB, kv.pages.host 44.19 GiB, gradients 28.37 GiB, adamw.m 28.37 GiB
+    it fits with optimizer.state_dtype, master_weights and placement = "auto", or with kv.grad_dtype = "bf16", or with data.sequence_tokens = 524288
     "#);
+    let (code, stdout, _) = plan("1M", "139GiB", "125GiB", &[]);
+    assert!(
+        code == 0 && stdout.contains("\noptimizer int8 states, f32 masters, on the device (more does not fit)\n"),
+        "{stdout}"
+    );
     let (code, ..) = plan("1M", "139GiB", "125GiB", &["--set", "kv.grad_dtype=bf16"]);
     assert_eq!(code, 0, "what the message advises is true");
 }

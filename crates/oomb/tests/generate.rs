@@ -7,6 +7,7 @@ use oomb::engine::{Engine, machine};
 use oomb::generate::sample::{Sampler, Sampling};
 use oomb::generate::{End, Error, Limits, generate};
 use oomb::kv::select::Selection;
+use oomb::plan::optimizer::StateRequest;
 use oomb::plan::{Plan, Request, Tier};
 use oomb::schedule;
 use oomb_device::cpu::{Cpu, CpuOptions, Delays, Poison, Real};
@@ -74,6 +75,7 @@ fn engine(model: &str, options: CpuOptions, context: usize, selection: Selection
         device_budget: None,
         grad_dtype: DType::F32,
         training: None,
+        optimizer_state: StateRequest::default(),
     };
     request.device_budget = cut.tight.then(|| request.smallest_budget(&machine));
     let plan = Plan::new(&request, &machine).unwrap();

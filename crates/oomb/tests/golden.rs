@@ -6,6 +6,7 @@ use oomb::data::Sequence;
 use oomb::engine::{Engine, machine};
 use oomb::kv::select::Selection;
 use oomb::model::activations::Keep;
+use oomb::plan::optimizer::StateRequest;
 use oomb::plan::{Plan, Request, Training};
 use oomb::train;
 use oomb_device::cpu::{Cpu, CpuOptions, Poison, Real};
@@ -109,6 +110,7 @@ fn engine<B: Backend>(golden: &Golden, device: &B, cut: Cut) -> Engine<B> {
         grad_dtype: DType::F32,
         lora: golden.adapter.as_ref().map(|adapter| adapter.lora().clone()),
         training: Some(Training { keep: Some(cut.keep), optimizer: false }),
+        optimizer_state: StateRequest::default(),
     };
     request.device_budget = cut.tight.then(|| request.smallest_budget(&machine));
     let plan = Plan::new(&request, &machine).expect("a golden model fits anywhere");

@@ -186,6 +186,12 @@ impl Element for u32 {
     }
 }
 
+impl Element for u8 {
+    fn is_stored_as(dtype: DType, element_bytes: usize) -> bool {
+        dtype == DType::U8 && element_bytes == 1
+    }
+}
+
 /// The elements of a tensor, to be read by a closure on a stream.
 pub(super) struct View<T> {
     span: Span,

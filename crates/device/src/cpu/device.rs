@@ -20,6 +20,7 @@ impl Device for Cpu {
 
     fn element_bytes(&self, dtype: DType) -> usize {
         match (dtype, self.options().real) {
+            (DType::U8, _) => 1,
             (DType::U32, _) | (DType::Bf16 | DType::F32, Real::F32) => 4,
             (DType::F64, _) | (DType::Bf16 | DType::F32, Real::F64) => 8,
         }
@@ -77,7 +78,8 @@ impl Device for Cpu {
     fn upload(&self, dst: &mut Tensor<Self>, src: HostData<'_>) {
         assert_eq!(dst.len(), src.len(), "upload: {} elements into {dst:?}", src.len());
         match src {
-            HostData::U32(src) => self.upload_ids(dst, src.to_vec()),
+            HostData::U32(src) => self.upload_integers(dst, src.to_vec()),
+            HostData::U8(src) => self.upload_integers(dst, src.to_vec()),
             HostData::F32(src) => self.upload_floats(dst, src.to_vec(), f64::from),
             HostData::F64(src) => self.upload_floats(dst, src.to_vec(), |x| x),
             HostData::Bf16(src) => self.upload_floats(dst, src.to_vec(), half::bf16::to_f64),
@@ -97,6 +99,10 @@ impl Device for Cpu {
         self.fetch(View::new(src), |x: u32| x)
     }
 
+    fn download_u8(&self, src: &Tensor<Self>) -> Result<Vec<u8>> {
+        self.fetch(View::new(src), |x: u8| x)
+    }
+
     fn poison(&self, ended: &mut Tensor<Self>) {
         if self.shared.options.poison == Poison::On {
             self.fill(ended, f32::NAN);
@@ -113,8 +119,8 @@ impl Cpu {
         Request { tier, bytes, limit, ledger, poison: self.options().poison }
     }
 
-    fn upload_ids(&self, dst: &Tensor<Self>, src: Vec<u32>) {
-        let mut dst = ViewMut::<u32>::new(dst);
+    fn upload_integers<T: Element>(&self, dst: &Tensor<Self>, src: Vec<T>) {
+        let mut dst = ViewMut::<T>::new(dst);
         self.shared.streams.enqueue(Stream::Compute, "upload", move || dst.slice().copy_from_slice(&src));
     }
 

@@ -2,13 +2,17 @@
 //!
 //! It must not know parameters' names or schedules of learning rates.
 
-use super::args::Kind::{Activation, Exactly, Float as AnyFloat};
+mod adamw;
+
+use super::args::Kind::{Activation, Exactly, F32OrBf16, Float as AnyFloat};
 use super::buffer::{View, ViewMut};
 use super::parallel::{TASK_ELEMENTS, for_rows, sum, vectorised};
 use super::real::{Float, Rounding, SPLITMIX_STEP, splitmix64};
 use super::{Cpu, with_real};
+use crate::ops::moments::SmallFloat;
 use crate::ops::optim::{AdamW, AdamWState, Clip, OptimOps};
 use crate::{DType, Tensor};
+use adamw::{Stored, Update, Weights, clip_scale};
 use rayon::prelude::*;
 
 /// Runs a body with `$R` standing for the type in which `$tensor` is held.
@@ -26,6 +30,10 @@ macro_rules! with_held {
 impl OptimOps for Cpu {
     fn fill(&self, x: &mut Tensor<Self>, value: f32) {
         let op = self.op("fill");
+        if x.dtype() == DType::U8 {
+            let mut x = op.write::<u8>("x", x, Exactly(DType::U8), x.shape());
+            return op.enqueue(move || x.slice().fill(value as u8));
+        }
         with_held!(self, x, R, {
             let mut x = op.write::<R>("x", x, AnyFloat, x.shape());
             op.enqueue(move || {
@@ -68,7 +76,7 @@ impl OptimOps for Cpu {
         let op = self.op("sum_squares");
         with_real!(self, R, {
             let mut out = op.write::<f64>("out", out, Exactly(DType::F64), &[1]);
-            let x = op.read::<R>("x", x, Exactly(DType::F32), x.shape());
+            let x = op.read::<R>("x", x, F32OrBf16, x.shape());
             op.enqueue(move || out.slice()[0] += sum_squares(x.slice()));
         });
     }
@@ -83,22 +91,22 @@ impl OptimOps for Cpu {
     ) {
         let op = self.op("adamw");
         op.require(hyper.step > 0, || "steps count from 1".to_owned());
-        let len = [w.len()];
+        let num = w.len();
+        let len = [num];
         let flat = |x: &Tensor<Self>| x.reshape(&[x.len()]);
         with_real!(self, R, {
             let mut w = op.write::<R>("w", &flat(w), Activation, &len);
             let mut master = state.master.map(|master| op.write::<R>("master", &flat(master), Exactly(DType::F32), &len));
-            let mut m = op.write::<R>("m", &flat(state.m), Exactly(DType::F32), &len);
-            let mut v = op.write::<R>("v", &flat(state.v), Exactly(DType::F32), &len);
+            let mut m = Stored::<R>::new(&op, ["m", "m's scales"], state.m, SmallFloat::Signed, num);
+            let mut v = Stored::<R>::new(&op, ["v", "v's scales"], state.v, SmallFloat::Unsigned, num);
             let grad = op.read::<R>("grad", &flat(grad), Exactly(DType::F32), &len);
             let clip =
                 clip.map(|clip| (op.read::<f64>("norm_squared", clip.norm_squared, Exactly(DType::F64), &[1]), clip.max_norm));
             op.enqueue(move || {
                 let scale = clip.map_or(1.0, |(norm_squared, max_norm)| clip_scale(norm_squared.slice()[0], max_norm));
                 let rounding = w.rounding();
-                let update = Update::new(hyper, scale);
-                let state = (m.slice(), v.slice());
-                adamw(w.slice(), master.as_mut().map(ViewMut::slice), state, grad.slice(), update, rounding);
+                let weights = Weights { w: w.slice(), master: master.as_mut().map(ViewMut::slice), rounding };
+                adamw::apply(weights, m.slices(), v.slices(), grad.slice(), Update::new(hyper, scale), state.random);
             });
         });
     }
@@ -146,90 +154,4 @@ fn sum_squares<R: Float>(x: &[R]) -> f64 {
     };
     let sums: Vec<f64> = x.par_chunks(TASK_ELEMENTS).map(run_sum).collect();
     sums.iter().sum()
-}
-
-fn clip_scale(norm_squared: f64, max_norm: f32) -> f64 {
-    (f64::from(max_norm) / (norm_squared.sqrt() + 1e-6)).min(1.0)
-}
-
-/// The factors of one update, worked out once.
-#[derive(Clone, Copy)]
-struct Update<R> {
-    /// On the gradient: clipping.
-    scale: R,
-    /// `1 - lr · weight_decay`.
-    shrink: R,
-    beta1: R,
-    /// `1 - beta1`.
-    rest1: R,
-    beta2: R,
-    /// `1 - beta2`.
-    rest2: R,
-    /// `lr / (1 - beta1^step)`.
-    step_size: R,
-    /// `1 / sqrt(1 - beta2^step)`.
-    root_factor: R,
-    eps: R,
-}
-
-impl<R: Float> Update<R> {
-    fn new(hyper: AdamW, scale: f64) -> Self {
-        let [lr, beta1, beta2, decay] = [hyper.lr, hyper.beta1, hyper.beta2, hyper.weight_decay].map(f64::from);
-        let steps = f64::from(hyper.step);
-        Self {
-            scale: R::from_f64(scale),
-            shrink: R::from_f64(1.0 - lr * decay),
-            beta1: R::from_f64(beta1),
-            rest1: R::from_f64(1.0 - beta1),
-            beta2: R::from_f64(beta2),
-            rest2: R::from_f64(1.0 - beta2),
-            step_size: R::from_f64(lr / (1.0 - beta1.powf(steps))),
-            root_factor: R::from_f64(1.0 / (1.0 - beta2.powf(steps)).sqrt()),
-            eps: R::from_f32(hyper.eps),
-        }
-    }
-
-    /// Decay, moments, step.
-    #[inline(always)]
-    fn apply(&self, w: &mut [R], m: &mut [R], v: &mut [R], grad: &[R]) {
-        for (((w, m), v), &grad) in w.iter_mut().zip(m).zip(v).zip(grad) {
-            let grad = grad * self.scale;
-            *m = self.beta1 * *m + self.rest1 * grad;
-            *v = self.beta2 * *v + self.rest2 * grad * grad;
-            *w = *w * self.shrink - self.step_size * *m / (v.sqrt() * self.root_factor + self.eps);
-        }
-    }
-}
-
-fn adamw<R: Float>(
-    w: &mut [R],
-    master: Option<&mut [R]>,
-    (m, v): (&mut [R], &mut [R]),
-    grad: &[R],
-    update: Update<R>,
-    rounding: Rounding,
-) {
-    let runs = w.par_chunks_mut(TASK_ELEMENTS).zip(m.par_chunks_mut(TASK_ELEMENTS)).zip(v.par_chunks_mut(TASK_ELEMENTS));
-    let runs = runs.zip(grad.par_chunks(TASK_ELEMENTS));
-    match master {
-        None => runs.for_each(|(((w, m), v), grad)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    update.apply(w, m, v, grad);
-                    rounding.apply(w);
-                },
-            );
-        }),
-        Some(master) => runs.zip(master.par_chunks_mut(TASK_ELEMENTS)).for_each(|((((w, m), v), grad), master)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    update.apply(master, m, v, grad);
-                    w.copy_from_slice(master);
-                    rounding.apply(w);
-                },
-            );
-        }),
-    }
 }

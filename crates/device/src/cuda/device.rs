@@ -52,6 +52,7 @@ impl Device for Cuda {
 
     fn element_bytes(&self, dtype: DType) -> usize {
         match dtype {
+            DType::U8 => 1,
             DType::Bf16 => 2,
             DType::F32 | DType::U32 => 4,
             DType::F64 => 8,
@@ -139,7 +140,12 @@ impl Device for Cuda {
 
     fn upload(&self, dst: &mut Tensor<Self>, src: HostData<'_>) {
         assert_eq!(dst.len(), src.len(), "upload into {dst:?}");
-        assert_eq!(dst.dtype() == DType::U32, matches!(src, HostData::U32(_)), "upload into {dst:?}: integers and floats");
+        let same_kind = match src {
+            HostData::U32(_) => dst.dtype() == DType::U32,
+            HostData::U8(_) => dst.dtype() == DType::U8,
+            _ => dst.dtype().is_float(),
+        };
+        assert!(same_kind, "upload into {dst:?}: integers and floats, or integers of two kinds");
         let piece = STAGE_BYTES / dst.element_bytes();
         let mut staging = lock(&self.shared.staging);
         for start in (0..src.len()).step_by(piece) {
@@ -169,7 +175,7 @@ impl Device for Cuda {
             DType::Bf16 => bytemuck::pod_collect_to_vec::<u8, bf16>(&bytes).iter().map(|x| x.to_f32()).collect(),
             DType::F32 => bytemuck::pod_collect_to_vec(&bytes),
             DType::F64 => bytemuck::pod_collect_to_vec::<u8, f64>(&bytes).iter().map(|&x| x as f32).collect(),
-            DType::U32 => panic!("download_f32 of {src:?}"),
+            DType::U32 | DType::U8 => panic!("download_f32 of {src:?}"),
         })
     }
 
@@ -183,6 +189,11 @@ impl Device for Cuda {
     fn download_u32(&self, src: &Tensor<Self>) -> Result<Vec<u32>> {
         assert_eq!(src.dtype(), DType::U32, "download_u32 of {src:?}");
         Ok(bytemuck::pod_collect_to_vec(&self.download(src)?))
+    }
+
+    fn download_u8(&self, src: &Tensor<Self>) -> Result<Vec<u8>> {
+        assert_eq!(src.dtype(), DType::U8, "download_u8 of {src:?}");
+        self.download(src)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -228,12 +239,13 @@ fn convert(stage: &mut [u8], dtype: DType, src: HostData<'_>, range: std::ops::R
     // Pinned memory is page aligned.
     match (dtype, src) {
         (DType::U32, HostData::U32(src)) => stage.copy_from_slice(bytemuck::cast_slice(&src[range])),
+        (DType::U8, HostData::U8(src)) => stage.copy_from_slice(&src[range]),
         (DType::Bf16, HostData::Bf16(src)) => stage.copy_from_slice(bytemuck::cast_slice(&src[range])),
         (DType::F32, HostData::F32(src)) => stage.copy_from_slice(bytemuck::cast_slice(&src[range])),
         (DType::Bf16, _) => fill(bytemuck::cast_slice_mut(stage), src, range, bf16::from_f64),
         (DType::F32, _) => fill(bytemuck::cast_slice_mut(stage), src, range, |x| x as f32),
         (DType::F64, _) => fill(bytemuck::cast_slice_mut(stage), src, range, |x| x),
-        (DType::U32, _) => unreachable!("checked by upload"),
+        (DType::U32 | DType::U8, _) => unreachable!("checked by upload"),
     }
 }
 
@@ -244,6 +256,6 @@ fn fill<T>(stage: &mut [T], src: HostData<'_>, range: std::ops::Range<usize>, co
         HostData::F64(src) => place.zip(&src[range]).for_each(|(to, &x)| *to = convert(x)),
         HostData::Bf16(src) => place.zip(&src[range]).for_each(|(to, x)| *to = convert(x.to_f64())),
         HostData::F16(src) => place.zip(&src[range]).for_each(|(to, x)| *to = convert(x.to_f64())),
-        HostData::U32(_) => unreachable!("checked by upload"),
+        HostData::U32(_) | HostData::U8(_) => unreachable!("checked by upload"),
     }
 }

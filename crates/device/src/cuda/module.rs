@@ -39,6 +39,7 @@ pub(super) const UNITS: &[&Unit] = &[
     &loss::UNIT,
     &mlp::UNIT,
     &norm::UNIT,
+    &optim::ADAMW,
     &optim::UNIT,
     &reduce::UNIT,
     &rope::UNIT,

@@ -18,7 +18,8 @@ pub struct Rig {
 }
 
 impl Rig {
-    fn new(real: Real, compute_dtype: DType) -> Self {
+    /// Arithmetic and activations of these types.
+    pub fn new(real: Real, compute_dtype: DType) -> Self {
         Self { cpu: Cpu::new(CpuOptions { real, compute_dtype, ..CpuOptions::default() }), act: compute_dtype }
     }
 

@@ -100,7 +100,7 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
         let (before, started) = (engine.store.traffic(), Instant::now());
         let loss = train::gradient(&mut engine, &sequences, repeat.seed.wrapping_add(step as u64))?;
         if engine.optimizer.is_some() {
-            train::update(&mut engine, &update(step));
+            train::update(&mut engine, &update(step, repeat.seed));
         }
         device.synchronize()?;
         if step > repeat.warm_up {
@@ -127,10 +127,10 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
 }
 
 /// Customary numbers: their values do not change how long an update takes.
-fn update(step: usize) -> Update {
+fn update(step: usize, seed: u64) -> Update {
     let step = u32::try_from(step).expect("steps fit 32 bits");
     let hyper = AdamW { lr: 1e-5, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
-    Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false }
+    Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false, seed: seed.wrapping_add(u64::from(step)) }
 }
 
 impl StepReport {
@@ -158,6 +158,7 @@ impl StepReport {
             "page_tokens": request.page_tokens,
             "keep": self.plan.keep,
             "optimizer": request.training.is_some_and(|training| training.optimizer),
+            "optimizer_state": self.plan.optimizer_words(),
             "resident_groups": self.plan.layout.resident_groups,
             "groups": self.plan.layout.shape.num_groups(),
             "seconds": { "median": self.timing.median, "min": self.timing.min, "max": self.timing.max },

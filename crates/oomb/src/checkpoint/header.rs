@@ -13,12 +13,13 @@ const LENGTH_BYTES: u64 = 8;
 /// How the text that stands for a file in a repository begins.
 const LFS_POINTER: &[u8; 8] = b"version ";
 
-/// Types of weights that are read; others appear by name, to be refused by name.
+/// Types that are read; others appear by name, to be refused by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FileType {
     F32,
     Bf16,
     F16,
+    U8,
     Other(String),
 }
 
@@ -28,6 +29,7 @@ impl FileType {
             "F32" => Self::F32,
             "BF16" => Self::Bf16,
             "F16" => Self::F16,
+            "U8" => Self::U8,
             other => Self::Other(other.to_owned()),
         }
     }
@@ -37,8 +39,14 @@ impl FileType {
             Self::F32 => "F32",
             Self::Bf16 => "BF16",
             Self::F16 => "F16",
+            Self::U8 => "U8",
             Self::Other(name) => name,
         }
+    }
+
+    /// Whether weights of this type are read.
+    pub(super) fn is_weight(&self) -> bool {
+        matches!(self, Self::F32 | Self::Bf16 | Self::F16)
     }
 
     /// `None` where the type is not read.
@@ -46,6 +54,7 @@ impl FileType {
         match self {
             Self::F32 => Some(4),
             Self::Bf16 | Self::F16 => Some(2),
+            Self::U8 => Some(1),
             Self::Other(_) => None,
         }
     }
@@ -122,15 +131,15 @@ fn entry(name: &str, value: &Value, start: u64) -> Option<Entry> {
     Some(Entry { name: name.to_owned(), file_type, shape, bytes })
 }
 
-/// The first bytes of a file that holds `tensors` (name, shape) of `file_type` in that order, without gaps. Padded with
+/// The first bytes of a file that holds `tensors` (name, shape, type) in that order, without gaps. Padded with
 /// spaces, so that the data start at a multiple of eight bytes.
-pub(super) fn build(tensors: &[(&str, &[usize])], file_type: &FileType) -> Vec<u8> {
-    let element_bytes = file_type.element_bytes().expect("only types that are read are written");
+pub(super) fn build(tensors: &[(&str, &[usize], FileType)]) -> Vec<u8> {
     let mut header = Map::new();
     // transformers refuses files without it.
     header.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut begin = 0;
-    for (name, shape) in tensors {
+    for (name, shape, file_type) in tensors {
+        let element_bytes = file_type.element_bytes().expect("only types that are read are written");
         let end = begin + shape.iter().product::<usize>() as u64 * element_bytes;
         header.insert((*name).into(), json!({"dtype": file_type.name(), "shape": shape, "data_offsets": [begin, end]}));
         begin = end;

@@ -126,10 +126,7 @@ impl Checkpoint {
             return Ok(false);
         }
         let (head, embedding) = (self.entry(name), self.entry(EMBEDDING));
-        if head.shape != embedding.shape
-            || head.file_type.element_bytes().is_none()
-            || embedding.file_type.element_bytes().is_none()
-        {
+        if head.shape != embedding.shape || !head.file_type.is_weight() || !embedding.file_type.is_weight() {
             return Ok(false);
         }
         Ok(self.tensor(name)? == self.tensor(EMBEDDING)?)

@@ -4,6 +4,7 @@
 use super::header::{self, Entry, FileType};
 use super::{Error, Result, WeightType};
 use half::bf16;
+use oomb_device::DType;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
@@ -32,10 +33,27 @@ impl TensorWriter {
     /// # Errors
     /// If the disk refuses.
     pub fn create(path: &Path, tensors: &[(&str, &[usize])], weights: WeightType) -> Result<Self> {
+        let typed: Vec<_> = tensors.iter().map(|&(name, shape)| (name, shape, weights.file_type())).collect();
+        Self::create_typed(path, &typed, weights)
+    }
+
+    /// The same for tensors of several types, whose bytes follow by [`Self::push_bytes`].
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    ///
+    /// # Panics
+    /// If a type is neither f32, bf16 nor U8.
+    pub fn create_mixed(path: &Path, tensors: &[(&str, &[usize], DType)]) -> Result<Self> {
+        let typed: Vec<_> = tensors.iter().map(|&(name, shape, dtype)| (name, shape, file_type(dtype))).collect();
+        Self::create_typed(path, &typed, WeightType::F32)
+    }
+
+    fn create_typed(path: &Path, tensors: &[(&str, &[usize], FileType)], weights: WeightType) -> Result<Self> {
         let file = File::create(path).map_err(Error::io("create", path))?;
         let summed = Summed { file, bytes: 0, crc: crc32fast::Hasher::new() };
         let mut file = BufWriter::with_capacity(1 << 18, summed);
-        file.write_all(&header::build(tensors, &weights.file_type())).map_err(Error::io("write", path))?;
+        file.write_all(&header::build(tensors)).map_err(Error::io("write", path))?;
         Ok(Self { path: path.to_owned(), file, weights, remaining: tensors.len() })
     }
 
@@ -61,6 +79,16 @@ impl TensorWriter {
             };
             written.map_err(Error::io("write", &self.path))?;
         }
+        self.remaining -= 1;
+        Ok(())
+    }
+
+    /// Writes the next tensor, whose elements in memory these are.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn push_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(Error::io("write", &self.path))?;
         self.remaining -= 1;
         Ok(())
     }
@@ -97,7 +125,7 @@ impl Write for Summed {
     }
 }
 
-/// A safetensors file of f32 tensors being read.
+/// A safetensors file being read.
 pub struct TensorFile {
     path: PathBuf,
     file: File,
@@ -115,20 +143,32 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), file, entries })
     }
 
-    /// Reads the values of a tensor.
+    /// Reads the elements of a tensor as they lie in memory.
     ///
     /// # Errors
-    /// If there is no such tensor of that shape in f32, or the file cannot be read.
-    pub fn f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    /// If there is no such tensor of that shape and type, or the file cannot be read.
+    ///
+    /// # Panics
+    /// If the type is neither f32, bf16 nor U8.
+    pub fn bytes(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Vec<u8>> {
+        let wanted = file_type(dtype);
         let found = self.entries.iter().find(|entry| entry.name == name);
         let entry = found.ok_or_else(|| Error::damaged(&self.path, format!("it has no tensor {name}")))?;
-        if entry.shape != shape || entry.file_type != FileType::F32 {
+        if entry.shape != shape || entry.file_type != wanted {
             let got = format!("{} {:?}", entry.file_type.name(), entry.shape);
-            return Err(Error::damaged(&self.path, format!("{name} is {got}, wanted F32 {shape:?}")));
+            return Err(Error::damaged(&self.path, format!("{name} is {got}, wanted {} {shape:?}", wanted.name())));
         }
-        let mut values = vec![0.0_f32; shape.iter().product()];
-        let bytes = bytemuck::cast_slice_mut(&mut values);
-        self.file.read_exact_at(bytes, entry.bytes.start).map_err(Error::io("read", &self.path))?;
-        Ok(values)
+        let mut bytes = vec![0; (entry.bytes.end - entry.bytes.start) as usize];
+        self.file.read_exact_at(&mut bytes, entry.bytes.start).map_err(Error::io("read", &self.path))?;
+        Ok(bytes)
+    }
+}
+
+fn file_type(dtype: DType) -> FileType {
+    match dtype {
+        DType::F32 => FileType::F32,
+        DType::Bf16 => FileType::Bf16,
+        DType::U8 => FileType::U8,
+        DType::F64 | DType::U32 => panic!("tensors of {dtype:?} are not written"),
     }
 }

@@ -101,7 +101,7 @@ impl Tensors {
             match self.get(name) {
                 None => missing.push(format!("{name} {shape:?}")),
                 Some(entry) if entry.shape != *shape => shapes.push(format!("{name} (wanted {shape:?}, got {:?})", entry.shape)),
-                Some(entry) if entry.file_type.element_bytes().is_none() => {
+                Some(entry) if !entry.file_type.is_weight() => {
                     types.push(format!("{name} (wanted F32, BF16 or F16, got {})", entry.file_type.name()));
                 }
                 Some(_) => {}
@@ -122,7 +122,7 @@ impl Tensors {
             FileType::F32 => Values::F32(self.fill(located, vec![0.0; len])?),
             FileType::Bf16 => Values::Bf16(self.fill(located, vec![bf16::ZERO; len])?),
             FileType::F16 => Values::F16(self.fill(located, vec![f16::ZERO; len])?),
-            FileType::Other(_) => unreachable!("refused when the files were opened"),
+            FileType::U8 | FileType::Other(_) => unreachable!("refused when the files were opened"),
         })
     }
 

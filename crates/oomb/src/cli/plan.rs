@@ -50,7 +50,7 @@ pub(crate) struct Args {
 enum Optimizer {
     /// Forward and backward only
     None,
-    /// f32 moments, and f32 master weights where weights are bf16
+    /// As the settings say, or as fits: see optimizer.state_dtype, master_weights and placement
     Adamw,
 }
 
@@ -103,11 +103,7 @@ fn gpu(device_memory: u64, host_memory: u64) -> Machine {
     Machine {
         device: "a GPU".to_owned(),
         compute_dtype: DType::Bf16,
-        element_bytes: [DType::Bf16, DType::F32, DType::F64, DType::U32].map(|dtype| match dtype {
-            DType::Bf16 => 2,
-            DType::F32 | DType::U32 => 4,
-            DType::F64 => 8,
-        }),
+        element_bytes: [2, 4, 8, 4],
         device_memory,
         host_memory,
         shared: false,

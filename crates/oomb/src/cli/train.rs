@@ -16,7 +16,7 @@ use oomb::report;
 use oomb::run::{self, Ended, Lora, Run};
 use oomb::run_folder;
 use oomb::state::{self, Beginning};
-use oomb_device::Backend;
+use oomb_device::{Backend, DType};
 use recorder::Recorder;
 use std::path::{Path, PathBuf};
 
@@ -88,7 +88,11 @@ fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Res
     let mut reports: String = data.0.windows().map(|windows| data_report(windows, TRAINING)).collect();
     reports.extend(data.1.iter().map(|windows| data_report(windows, VALIDATION)));
     check_disk(&config, &files.config)?;
-    let mut run = Run::new(device, &run::this_machine(device)?, config.clone(), files, data)?;
+    let planned = match &beginning {
+        Beginning::After(checkpoint) => run::with_state_of(&config, &checkpoint.saved),
+        _ => config.clone(),
+    };
+    let mut run = Run::new(device, &run::this_machine(device)?, planned, files, data)?;
     let folder = &config.run.out;
     let _lock = if beginning == Beginning::New {
         run_folder::create(&config)?;
@@ -134,12 +138,15 @@ fn take_up<B: Backend>(run: &mut Run<B>, config: &Config, beginning: &Beginning)
 /// Refuses a run whose checkpoints and model do not fit the disk, before any work.
 fn check_disk(config: &Config, model: &ModelConfig) -> Result<()> {
     let lora = config.lora.as_ref().map(|settings| Lora::open(settings, model)).transpose()?;
-    let one = state::checkpoint_bytes(model, lora.as_ref().map(Lora::config));
+    // Where the plan chooses how moments are stored, room is left for the largest.
+    let moments = run::moments_dtype(config.optimizer.state_dtype).unwrap_or(DType::F32);
+    let lora = lora.as_ref().map(Lora::config);
+    let one = state::checkpoint_bytes(model, lora, moments);
     let stay = config.run.checkpoint_every.map_or(0, |_| config.run.keep_checkpoints as u64);
     let best = u64::from(config.data.validation.is_some() && stay > 0);
     let there = state::Checkpoints::of(&config.run.out).steps()?.len() as u64;
-    // One more while it is written; the model in f32 is a third of one.
-    let wanted = (stay + best + 1).saturating_sub(there) * one + one / 3;
+    // One more while it is written.
+    let wanted = (stay + best + 1).saturating_sub(there) * one + state::weight_bytes(model, lora);
     let what = format!("{} checkpoints of {} and the model need", stay + best + 1, Bytes(one));
     let hint = "set run.out to a larger disk, or set run.keep_checkpoints lower or run.checkpoint_every = \"off\"";
     Ok(state::check_room(&config.run.out, wanted, &what, hint)?)
@@ -176,8 +183,9 @@ fn summary(plan: &Plan) -> String {
         None => String::new(),
     };
     let keep = plan.keep.map_or_else(String::new, |keep| format!(", keep {}", format!("{keep:?}").to_lowercase()));
+    let optimizer = plan.optimizer_words().map_or_else(String::new, |words| format!(", optimizer: {words}"));
     format!(
-        "{} parameters{adapter}, {} sequence(s) of {} tokens a step, chunks of {}{keep}, {} on {}, {} on the host",
+        "{} parameters{adapter}, {} sequence(s) of {} tokens a step, chunks of {}{keep}, {} on {}, {} on the host{optimizer}",
         format_count(parameters as u64),
         plan.request.sequences_per_step,
         format_count(plan.request.sequence_tokens as u64),

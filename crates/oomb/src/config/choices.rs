@@ -145,11 +145,49 @@ words!(ComputeDtype, "\"auto\", \"f32\" or \"bf16\"", Auto = "auto", F32 = "f32"
 /// `optimizer.name`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OptimizerName {
-    /// AdamW with f32 master weights and moments.
+    /// AdamW (Loshchilov & Hutter).
     AdamW,
 }
 
 words!(OptimizerName, "\"adamw\"", AdamW = "adamw");
+
+/// How AdamW's moments are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateDtype {
+    /// The most exact that fits.
+    Auto,
+    /// 32-bit float.
+    F32,
+    /// bfloat16, rounded stochastically.
+    Bf16,
+    /// Small floats of 8 bits with a scale for each 256, rounded stochastically.
+    Int8,
+}
+
+words!(StateDtype, "\"auto\", \"f32\", \"bf16\" or \"int8\"", Auto = "auto", F32 = "f32", Bf16 = "bf16", Int8 = "int8");
+
+/// Where the optimizer's state lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// On the device where it fits there.
+    Auto,
+    /// In device memory.
+    Device,
+    /// In pinned host memory, from which it streams through the device in each step.
+    Host,
+}
+
+words!(Placement, "\"auto\", \"device\" or \"host\"", Auto = "auto", Device = "device", Host = "host");
+
+/// `optimizer.master_weights`: whether, or `"auto"`.
+pub(super) struct MasterWeights(pub(super) Option<bool>);
+
+impl Setting for MasterWeights {
+    const WANTED: &'static str = "\"auto\", true or false";
+    fn read(value: &Value) -> ReadResult<Self> {
+        if value.as_str() == Some("auto") { Ok(Self(None)) } else { bool::read(value).map(|masters| Self(Some(masters))) }
+    }
+}
 
 /// Course of the learning rate after warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,6 +44,9 @@ pub(super) const KEYS: [(&str, &[&str]); 7] = [
             "schedule",
             "warmup_steps",
             "min_lr",
+            "state_dtype",
+            "master_weights",
+            "placement",
         ],
     ),
     (

@@ -87,6 +87,9 @@ impl Config {
         if o.schedule != LrSchedule::Constant {
             out.value("min_lr", Value::Float(o.min_lr));
         }
+        out.value("state_dtype", text(o.state_dtype));
+        out.value("master_weights", o.master_weights.map_or(text("auto"), Value::Boolean));
+        out.value("placement", text(o.placement));
     }
 }
 

@@ -6,7 +6,7 @@ use super::rig::{Output, Outputs, Random, Rig};
 use oomb_device::ops::attention::{PageRef, Pages};
 use oomb_device::ops::linear::{Columns, Epilogue, Write};
 use oomb_device::ops::loss::IGNORE;
-use oomb_device::ops::optim::{AdamW, AdamWState, Clip};
+use oomb_device::ops::optim::{AdamW, AdamWState, Clip, Moment, RandomBits};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 use oomb_device::{Backend, DType, Result};
 
@@ -262,7 +262,8 @@ fn optim<B: Backend>(rig: &Rig<'_, B>, len: usize) -> Result<Vec<Output>> {
     let mut master = if rig.act == DType::Bf16 { Some(rig.f32(&shape, &values)?) } else { None };
     let hyper = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     let clip = rig.tensor(DType::F64, &[1], &[4.0])?;
-    let state = AdamWState { master: master.as_mut(), m: &mut m, v: &mut v };
+    let [m_state, v_state] = [&mut m, &mut v].map(|values| Moment { values, scales: None });
+    let state = AdamWState { master: master.as_mut(), m: m_state, v: v_state, random: RandomBits::default() };
     rig.device.adamw(&mut w, state, &grad, hyper, Some(Clip { norm_squared: &clip, max_norm: 1.0 }));
     out.of("adamw").add("w", &w)?.add("master", master.as_ref().unwrap_or(&w))?.add("m", &m)?.add("v", &v)?;
     Ok(out.list)

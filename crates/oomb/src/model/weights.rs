@@ -6,11 +6,13 @@ use super::lora::{Factor, LoraConfig, trained_specs};
 use super::params::{LayerParam, ParamId, ParamSpec, param_specs};
 use super::projection::{Adapter, Projection, ProjectionGrad};
 use oomb_device::ops::linear::Columns;
+use oomb_device::ops::moments::BLOCK_ELEMENTS;
 use oomb_device::{Backend, Tensor};
 use std::ops::{Deref, DerefMut, Range};
 
-/// Parameters start at multiples of this many elements, so that vector accesses are aligned.
-const ALIGNMENT: usize = 128;
+/// Parameters start at multiples of this many elements: vector accesses are aligned, and no scale of an optimizer's 8-bit moments
+/// is shared by two parameters.
+const ALIGNMENT: usize = BLOCK_ELEMENTS;
 
 /// Elements of a slab that holds every parameter, and where each one lies.
 pub fn slab_layout(specs: &[ParamSpec]) -> (usize, Vec<Range<usize>>) {
@@ -34,6 +36,8 @@ pub struct Params<B: Backend> {
     pub specs: Vec<ParamSpec>,
     /// One view for each of `specs`.
     pub views: Vec<Tensor<B>>,
+    /// The elements of the slab that each view has.
+    pub ranges: Vec<Range<usize>>,
 }
 
 impl<B: Backend> Params<B> {
@@ -41,8 +45,9 @@ impl<B: Backend> Params<B> {
     pub fn new(specs: Vec<ParamSpec>, slab: Tensor<B>) -> Self {
         let (elements, ranges) = slab_layout(&specs);
         assert_eq!(slab.len(), elements, "elements of a parameter slab");
-        let views: Vec<_> = specs.iter().zip(ranges).map(|(spec, range)| slab.narrow(range).reshape(&spec.shape)).collect();
-        Self { slab, specs, views }
+        let view = |(spec, range): (&ParamSpec, &Range<usize>)| slab.narrow(range.clone()).reshape(&spec.shape);
+        let views = specs.iter().zip(&ranges).map(view).collect();
+        Self { slab, specs, views, ranges }
     }
 
     fn find(&self, id: ParamId) -> Option<Tensor<B>> {
@@ -138,7 +143,7 @@ impl<B: Backend> Weights<B> {
 
     /// Random weights: matrices normal with `config.initializer_range`, norms one, biases zero; a function of `seed` alone.
     pub fn randomise(&mut self, device: &B, config: &ModelConfig, seed: u64) {
-        let Params { slab, specs, views } = &mut self.params;
+        let Params { slab, specs, views, .. } = &mut self.params;
         device.fill(slab, 0.0);
         for (index, (spec, view)) in specs.iter().zip(views).enumerate() {
             match spec.id {

@@ -53,6 +53,19 @@ pub enum Error {
         /// The checkpoint.
         path: PathBuf,
     },
+    /// The checkpoint's optimizer state is of another kind than the run's.
+    #[error(
+        "{path} has {was}, this run was planned with {is}: set optimizer.state_dtype and optimizer.master_weights to what the \
+         checkpoint has; to change them, `oomb export` the weights and start a new run with model.path set to the export"
+    )]
+    OtherState {
+        /// The checkpoint.
+        path: PathBuf,
+        /// In words.
+        was: String,
+        /// In words.
+        is: String,
+    },
     /// Loss, gradient or weights are no longer numbers.
     #[error("step {step}: {problem}; training stopped\n{next}")]
     NotFinite {

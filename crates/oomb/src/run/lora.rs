@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::model::config::ModelConfig;
 use crate::model::lora::{LoraConfig, initial_values};
 use crate::model::weights::Params;
-use crate::train::full_weights;
+use crate::train::full_values;
 use oomb_device::{Backend, HostData};
 use std::path::Path;
 
@@ -102,9 +102,9 @@ pub(super) fn adapter_export<'a, B: Backend>(engine: &'a Engine<B>, base: Option
 /// If the engine has no adapter.
 pub fn save_adapter<B: Backend>(engine: &Engine<B>, base: Option<&Path>, out: &Path) -> Result<()> {
     let export = adapter_export(engine, base);
-    let mut values = full_weights(engine).iter();
+    let mut parameters = 0..engine.trained().specs.len();
     checkpoint::write_adapter(out, &export, |_| {
-        Ok(engine.device.download_f32(values.next().expect("a view for each parameter"))?)
+        Ok(full_values(engine, parameters.next().expect("each parameter is asked for once"))?)
     })?;
     Ok(())
 }

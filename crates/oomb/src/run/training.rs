@@ -4,14 +4,14 @@
 use super::checkpoints::{EngineValues, dtype_name, restore};
 use super::lora::{adapter_export, check_base};
 use super::{Ended, Error, ModelFiles, Observer, Outcome, Result, StepRecord};
-use super::{Lora, evaluate, learning_rate, load_weights, request, save_adapter, save_weights, update_of};
+use super::{Lora, evaluate, learning_rate, load_weights, request, save_adapter, save_weights, step_seed, update_of};
 use crate::config::{Config, OnNotFinite};
 use crate::data::{Cursor, Order, Sequence, Sources, Windows};
 use crate::engine::Engine;
 use crate::plan::{Machine, Plan, Request};
 use crate::state::{Checkpoint, Checkpoints, Contents, Saved, Trained};
 use crate::train::{self, LossSum, StepLoss, finite};
-use oomb_device::Backend;
+use oomb_device::{Backend, DType};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -67,6 +67,7 @@ impl<B: Backend> Run<B> {
             lora.load(&mut engine, config.run.seed)?;
         }
         train::start_optimizer(&mut engine);
+        let moments = engine.plan.optimizer.expect("a run has an optimizer");
         let order = Order::new(&train.shares(), config.run.seed, Cursor::default());
         let state = Saved {
             step: 0,
@@ -74,6 +75,8 @@ impl<B: Backend> Run<B> {
             cursor: order.cursor(),
             data_crc32: train.fingerprint(),
             compute_dtype: dtype_name(device.compute_dtype()).to_owned(),
+            moments: moments.dtype_name().to_owned(),
+            f32_weights: moments.masters || device.compute_dtype() == DType::F32,
             updates: 0,
             skipped_in_a_row: 0,
             validation_loss: None,
@@ -93,6 +96,14 @@ impl<B: Backend> Run<B> {
         if got != saved.data_crc32 || !saved.cursor.fits(&shares) {
             let path = checkpoint.folder.clone();
             return Err(crate::state::Error::OtherData { path, got, wanted: saved.data_crc32 }.into());
+        }
+        let words = |state: &Saved| {
+            let weights = if state.f32_weights { "f32 weights" } else { "bf16 weights" };
+            format!("an optimizer's state in {} of {weights}", state.moments)
+        };
+        let (was, is) = (words(saved), words(&self.state));
+        if was != is {
+            return Err(Error::OtherState { path: checkpoint.folder.clone(), was, is });
         }
         restore(&mut self.engine, checkpoint)?;
         self.order = Order::new(&shares, self.config.run.seed, saved.cursor.clone());
@@ -181,8 +192,7 @@ impl<B: Backend> Run<B> {
     fn step(&mut self, step: usize) -> Result<(StepLoss, Option<String>)> {
         let windows = (0..self.config.data.sequences_per_step).map(|_| self.order.next_window());
         let sequences = windows.map(|window| self.train.get(window)).collect::<std::result::Result<Vec<_>, _>>()?;
-        let seed = self.config.run.seed.wrapping_add((step as u64) << 32);
-        let loss = train::gradient(&mut self.engine, &sequences, seed)?;
+        let loss = train::gradient(&mut self.engine, &sequences, step_seed(&self.config, step))?;
         let problem = self.problem_of(&loss, &sequences)?;
         if let Some(problem) = problem {
             self.state.skipped_in_a_row += 1;
@@ -259,7 +269,8 @@ impl<B: Backend> Run<B> {
             Some(_) => Trained::Adapter(adapter_export(&self.engine, self.files.folder())),
             None => Trained::Model(self.files.export(&tokenizer, &self.engine)),
         };
-        let contents = Contents { saved: &self.state, config: &self.config, trained };
+        let moments = self.engine.plan.optimizer.expect("a run has an optimizer").dtype;
+        let contents = Contents { saved: &self.state, config: &self.config, trained, moments };
         let step = self.state.step;
         let saved = self.checkpoints.save(&contents, &mut EngineValues(&self.engine));
         let checkpoint = saved.map_err(|source| Error::NotSaved { step, last: self.last_saved(), source: Box::new(source) })?;

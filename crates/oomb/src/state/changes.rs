@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::{Table, Value};
 
 /// Settings that may change in the middle of a run, each with the reason. Any other changes what is trained.
-const HARMLESS: [(&str, &str); 20] = [
+const HARMLESS: [(&str, &str); 21] = [
     ("run.out", "the run's folder was moved"),
     ("run.log_every", "only what is shown"),
     ("run.checkpoint_every", "only when state is written"),
@@ -26,8 +26,12 @@ const HARMLESS: [(&str, &str); 20] = [
     ("kv.device_budget", "where pages live: rounding only"),
     ("kv.group_pages", "how pages move: rounding only"),
     ("kv.prefetch_groups", "when pages move"),
+    ("optimizer.placement", "where state lives"),
     ("run.steps", "with a constant learning rate"),
 ];
+
+/// Settings that a run that goes on takes from its checkpoint where they are left open.
+const FROM_CHECKPOINT: [&str; 2] = ["optimizer.state_dtype", "optimizer.master_weights"];
 
 /// A setting whose value differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +53,11 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
     let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let value =
         |settings: &BTreeMap<String, String>, key: &String| settings.get(key).map_or("not set", String::as_str).to_owned();
-    let changed = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    let left_open = |key: &String| {
+        let open = |settings: &BTreeMap<String, String>| settings.get(key).is_some_and(|value| value == "\"auto\"");
+        FROM_CHECKPOINT.contains(&key.as_str()) && (open(&before) || open(&after))
+    };
+    let changed = keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && !left_open(key));
     changed
         .map(|key| {
             let reason = HARMLESS.iter().find(|(harmless, _)| harmless == key).map(|(_, reason)| *reason);

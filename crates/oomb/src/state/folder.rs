@@ -8,6 +8,7 @@ use crate::checkpoint::{self, TensorFile};
 use crate::config::Config;
 use crate::model::params::ParamSpec;
 use crate::run_folder::{ADAPTER_FOLDER, CONFIG_FILE};
+use oomb_device::DType;
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "step-";
@@ -200,15 +201,20 @@ impl Checkpoint {
         self.folder.join(ADAPTER_FOLDER)
     }
 
-    /// Reads both moments of each of `specs`, one at a time.
+    /// Reads the optimizer's state of each of `specs`, whose moments are stored in `dtype`, one array at a time.
     ///
     /// # Errors
     /// If the file is not that of these parameters, or cannot be read.
-    pub fn moments(&self, specs: &[ParamSpec], mut take: impl FnMut(Moment, usize, &[f32])) -> checkpoint::Result<()> {
+    pub fn moments(
+        &self,
+        specs: &[ParamSpec],
+        dtype: DType,
+        mut take: impl FnMut(Moment, usize, &[u8]),
+    ) -> checkpoint::Result<()> {
         let file = TensorFile::open(&self.folder.join(OPTIMIZER_FILE))?;
-        for moment in Moment::BOTH {
+        for (moment, dtype) in Moment::all(dtype) {
             for (index, spec) in specs.iter().enumerate() {
-                take(moment, index, &file.f32(&moment.tensor(&moment_name(spec)), &spec.shape)?);
+                take(moment, index, &file.bytes(&moment.tensor(&moment_name(spec)), &moment.shape(spec), dtype)?);
             }
         }
         Ok(())

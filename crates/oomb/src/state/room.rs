@@ -4,16 +4,29 @@ use super::{Error, Result};
 use crate::model::config::ModelConfig;
 use crate::model::lora::{LoraConfig, trained_specs};
 use crate::model::params::ParamSpec;
+use oomb_device::DType;
+use oomb_device::ops::moments::BLOCK_ELEMENTS;
 use rustix::fs::{Access, access, statvfs};
 use std::path::Path;
 
 /// Bytes of headers, configuration and the like, beside the tensors.
 const SMALL_FILES_BYTES: u64 = 64 << 10;
 
-/// Bytes of one checkpoint: what is trained and both moments in f32.
-pub fn checkpoint_bytes(model: &ModelConfig, lora: Option<&LoraConfig>) -> u64 {
-    let parameters: usize = trained_specs(model, lora).iter().map(ParamSpec::len).sum();
-    3 * 4 * parameters as u64 + SMALL_FILES_BYTES
+/// Bytes of what is trained in f32.
+pub fn weight_bytes(model: &ModelConfig, lora: Option<&LoraConfig>) -> u64 {
+    4 * trained_specs(model, lora).iter().map(ParamSpec::len).sum::<usize>() as u64
+}
+
+/// Bytes of one checkpoint: what is trained in f32, and both moments as they are stored.
+pub fn checkpoint_bytes(model: &ModelConfig, lora: Option<&LoraConfig>, moments: DType) -> u64 {
+    let weights = weight_bytes(model, lora);
+    let moment_bytes = match moments {
+        DType::Bf16 => 2.0,
+        // And scales.
+        DType::U8 => 1.0 + 4.0 / BLOCK_ELEMENTS as f64,
+        _ => 4.0,
+    };
+    weights + (weights as f64 / 4.0 * 2.0 * moment_bytes) as u64 + SMALL_FILES_BYTES
 }
 
 /// Refuses where less than `wanted` bytes are free at `path`, or at the nearest folder above that exists; `what` names the

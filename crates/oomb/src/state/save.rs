@@ -10,26 +10,48 @@ use crate::model::config::ModelConfig;
 use crate::model::lora::{LoraConfig, trained_specs};
 use crate::model::params::ParamSpec;
 use crate::run_folder::{ADAPTER_FOLDER, CONFIG_FILE};
+use oomb_device::DType;
+use oomb_device::ops::moments::BLOCK_ELEMENTS;
 use std::path::{Path, PathBuf};
 
-/// AdamW's state of a parameter.
+/// An array of AdamW's state of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// `m`
     First,
     /// `v`
     Second,
+    /// Scales of `m` in 8 bits.
+    FirstScales,
+    /// Scales of `v` in 8 bits.
+    SecondScales,
 }
 
 impl Moment {
-    /// Both, in the order in which they are written.
-    pub(super) const BOTH: [Self; 2] = [Self::First, Self::Second];
+    /// Those of a state whose moments are stored in `dtype`, in the order in which they are written, with their own types.
+    pub(super) fn all(dtype: DType) -> Vec<(Self, DType)> {
+        let mut all = vec![(Self::First, dtype), (Self::Second, dtype)];
+        if dtype == DType::U8 {
+            all.extend([(Self::FirstScales, DType::F32), (Self::SecondScales, DType::F32)]);
+        }
+        all
+    }
 
-    /// Name of the moment of the tensor `name` in a file.
+    /// Its shape for a parameter.
+    pub(super) fn shape(self, spec: &ParamSpec) -> Vec<usize> {
+        match self {
+            Self::First | Self::Second => spec.shape.clone(),
+            Self::FirstScales | Self::SecondScales => vec![spec.len().div_ceil(BLOCK_ELEMENTS)],
+        }
+    }
+
+    /// Name of the array of the tensor `name` in a file.
     pub(super) fn tensor(self, name: &str) -> String {
         match self {
             Self::First => format!("m.{name}"),
             Self::Second => format!("v.{name}"),
+            Self::FirstScales => format!("m_scales.{name}"),
+            Self::SecondScales => format!("v_scales.{name}"),
         }
     }
 }
@@ -42,11 +64,11 @@ pub trait Source {
     /// If the device fails.
     fn weights(&mut self, spec: &ParamSpec) -> checkpoint::Result<Vec<f32>>;
 
-    /// A moment of it.
+    /// An array of its state, the elements as they lie in memory.
     ///
     /// # Errors
     /// If the device fails.
-    fn moment(&mut self, moment: Moment, spec: &ParamSpec) -> checkpoint::Result<Vec<f32>>;
+    fn moment(&mut self, moment: Moment, spec: &ParamSpec) -> checkpoint::Result<Vec<u8>>;
 }
 
 /// What goes into a checkpoint beside the values.
@@ -57,6 +79,8 @@ pub struct Contents<'a> {
     pub config: &'a Config,
     /// Which weights.
     pub trained: Trained<'a>,
+    /// Storage of the moments: f32, bf16 or U8.
+    pub moments: DType,
 }
 
 /// What is trained, and so what a checkpoint holds; written in f32.
@@ -85,7 +109,7 @@ impl Checkpoints {
         let folder = self.folder();
         std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         let (model, lora) = contents.trained.shape();
-        let wanted = checkpoint_bytes(model, lora);
+        let wanted = checkpoint_bytes(model, lora, contents.moments);
         check_room(folder, wanted, "a checkpoint needs", "remove files there")?;
         let (out, partial) = (self.path(contents.saved.step), self.partial(contents.saved.step));
         std::fs::create_dir(&partial).map_err(Error::io("create", &partial))?;
@@ -115,23 +139,23 @@ fn write_into(folder: &Path, contents: &Contents<'_>, source: &mut dyn Source) -
         }
     }
     let (model, lora) = contents.trained.shape();
-    let (_, sum) = write_moments(&folder.join(OPTIMIZER_FILE), &trained_specs(model, lora), source)?;
+    let (_, sum) = write_moments(&folder.join(OPTIMIZER_FILE), &trained_specs(model, lora), contents.moments, source)?;
     known.push((OPTIMIZER_FILE.into(), sum));
     write_synced(&folder.join(CONFIG_FILE), contents.config.to_toml().as_bytes())?;
     write_synced(&folder.join(STATE_FILE), state_json(contents.saved).as_bytes())?;
     sums::write(folder, &known)
 }
 
-fn write_moments(path: &Path, specs: &[ParamSpec], source: &mut dyn Source) -> Result<(PathBuf, Sum)> {
-    let mut tensors: Vec<(String, &[usize])> = Vec::new();
-    for moment in Moment::BOTH {
-        tensors.extend(specs.iter().map(|spec| (moment.tensor(&moment_name(spec)), spec.shape.as_slice())));
+fn write_moments(path: &Path, specs: &[ParamSpec], dtype: DType, source: &mut dyn Source) -> Result<(PathBuf, Sum)> {
+    let mut tensors: Vec<(String, Vec<usize>, DType)> = Vec::new();
+    for (moment, dtype) in Moment::all(dtype) {
+        tensors.extend(specs.iter().map(|spec| (moment.tensor(&moment_name(spec)), moment.shape(spec), dtype)));
     }
-    let tensors: Vec<(&str, &[usize])> = tensors.iter().map(|(name, shape)| (name.as_str(), *shape)).collect();
-    let mut writer = TensorWriter::create(path, &tensors, WeightType::F32)?;
-    for moment in Moment::BOTH {
+    let tensors: Vec<_> = tensors.iter().map(|(name, shape, dtype)| (name.as_str(), shape.as_slice(), *dtype)).collect();
+    let mut writer = TensorWriter::create_mixed(path, &tensors)?;
+    for (moment, _) in Moment::all(dtype) {
         for spec in specs {
-            writer.push(&source.moment(moment, spec)?)?;
+            writer.push_bytes(&source.moment(moment, spec)?)?;
         }
     }
     Ok(writer.finish()?)

@@ -1,19 +1,17 @@
 //! Whether weights and gradients are still numbers, and where they stopped being so. It must not know what is done then.
 
-use super::full_weights;
 use crate::data::Sequence;
 use crate::engine::Engine;
 use crate::model::params::ParamSpec;
 use crate::schedule;
 use oomb_device::{Backend, Result, Tensor};
 
-/// Whether every weight is finite: one pass over the weights that the optimizer keeps.
+/// Whether every weight of what is trained is finite: one pass.
 ///
 /// # Panics
 /// If the engine was planned for evaluation.
 pub fn weights_are_finite<B: Backend>(engine: &mut Engine<B>) -> Result<bool> {
-    let master = engine.optimizer.as_ref().and_then(|state| state.master.as_ref());
-    let slab = master.unwrap_or(engine.trained()).slab.clone();
+    let slab = engine.trained().slab.clone();
     is_finite(engine, &slab)
 }
 
@@ -22,8 +20,7 @@ pub fn weights_are_finite<B: Backend>(engine: &mut Engine<B>) -> Result<bool> {
 /// # Panics
 /// If the engine was planned for evaluation.
 pub fn first_bad_weight<B: Backend>(engine: &mut Engine<B>) -> Result<Option<String>> {
-    let views = full_weights(engine).to_vec();
-    let specs = engine.trained().specs.clone();
+    let (specs, views) = (engine.trained().specs.clone(), engine.trained().views.clone());
     first_bad(engine, specs.iter().zip(&views))
 }
 
@@ -79,7 +76,7 @@ fn first_bad<'a, B: Backend>(
     Ok(None)
 }
 
-/// The squares of finite f32 numbers have a finite sum in f64.
+/// The squares of finite f32 or bf16 numbers have a finite sum in f64.
 fn is_finite<B: Backend>(engine: &mut Engine<B>, x: &Tensor<B>) -> Result<bool> {
     let Engine { device, norm_squared: Some(sum), .. } = engine else { panic!("an engine for training") };
     device.fill(sum, 0.0);

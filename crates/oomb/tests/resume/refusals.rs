@@ -2,15 +2,18 @@
 
 use super::common::*;
 
-/// bf16 with f32 masters, several sequences a step, half a chunk kept, windows: nothing of it is lost in a checkpoint.
+/// bf16 with f32 masters, every kind of optimizer state, several sequences a step, half a chunk kept, windows: nothing of it is lost in a checkpoint.
 #[test]
 fn every_kind_of_run_goes_on_exactly() {
     let place = workplace();
-    let kinds: [&[&str]; 4] = [
+    let kinds: [&[&str]; 7] = [
         &[],
         &["run.compute_dtype=bf16", "kv.grad_dtype=bf16", "optimizer.decay_norms_and_biases=true"],
         &["data.sequences_per_step=3", "schedule.keep=inputs", "optimizer.schedule=linear"],
         &["kv.selection=window:40", "optimizer.schedule=constant", "optimizer.clip_norm=off", "kv.group_pages=1"],
+        &["run.compute_dtype=bf16", "optimizer.state_dtype=int8", "optimizer.master_weights=false"],
+        &["run.compute_dtype=bf16", "optimizer.state_dtype=bf16", "optimizer.placement=host"],
+        &["run.compute_dtype=bf16", "optimizer.state_dtype=int8", "optimizer.placement=host", "run.seed=7"],
     ];
     for (index, kind) in kinds.iter().enumerate() {
         let run = format!("run{index}");
@@ -102,4 +105,34 @@ fn a_constant_rate_lets_a_run_be_longer() {
       run.steps is 20 now, but 30 steps are done
     set run.steps to 30 or more
     ");
+}
+
+/// Where the optimizer's state lives may change; how it is stored may not, whether said or chosen.
+#[test]
+fn the_kind_of_optimizer_state_stays() {
+    let place = workplace();
+    let bf16 = ["run.compute_dtype=bf16", "run.steps=12"];
+    let with = |set: &[&'static str]| [&bf16[..], set].concat();
+    let reference = place.whole("run", &with(&["optimizer.state_dtype=bf16"]));
+    place.rewind("run", 10);
+    let refuse = |set: &[&'static str]| {
+        let before = place.contents("run");
+        let said = refused(&mut place.train("run", &with(set), &["--resume"]));
+        assert_eq!(place.contents("run"), before, "nothing is touched");
+        said
+    };
+    insta::assert_snapshot!(refuse(&["optimizer.state_dtype=int8"]), @r#"
+    error: this is not the configuration with which runs/run was trained:
+      optimizer.state_dtype is "int8" now, it was "bf16"
+    set it back, or start a new run from the weights: `oomb export` them and set model.path to the export
+    "#);
+    let said = refuse(&["optimizer.state_dtype=bf16", "optimizer.master_weights=false"]);
+    assert!(
+        said.contains("bf16 of f32 weights, this run was planned with an optimizer's state in bf16 of bf16 weights"),
+        "{said}"
+    );
+    // Left open it is what it was, whatever would fit now.
+    let said = place.resume("run", &with(&["optimizer.placement=host"]));
+    assert_eq!(said, "note: optimizer.placement is \"host\" now, it was \"auto\" (where state lives)\n");
+    assert_eq!(place.result("run"), reference);
 }

@@ -5,6 +5,7 @@ use oomb::engine::{Engine, machine};
 use oomb::kv::select::Selection;
 use oomb::model::activations::Keep;
 use oomb::model::config::{Family, ModelConfig, RopeConfig, RopeScaling};
+use oomb::plan::optimizer::StateRequest;
 use oomb::plan::{Plan, Request, Training};
 use oomb::train;
 use oomb_device::cpu::{Cpu, CpuOptions, Poison, Real};
@@ -118,6 +119,7 @@ pub fn request(model: &ModelConfig, setting: Setting, sequence_tokens: usize, se
         grad_dtype: setting.grad_dtype,
         lora: None,
         training: Some(Training { keep: Some(setting.keep), optimizer: true }),
+        optimizer_state: StateRequest::default(),
     }
 }
 

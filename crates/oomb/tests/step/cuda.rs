@@ -128,7 +128,7 @@ fn training_lowers_the_loss() {
             .map(|step| {
                 let loss = train::gradient(engine, sequences, u64::from(step)).unwrap().loss;
                 let hyper = AdamW { lr: 3e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
-                train::update(engine, &train::Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false });
+                train::update(engine, &train::Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false, seed: 0 });
                 loss
             })
             .collect()
@@ -151,7 +151,7 @@ fn one_small_step() {
     let loss = train::gradient(&mut engine, &sequences, 1).unwrap();
     let hyper = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 };
     train::start_optimizer(&mut engine);
-    train::update(&mut engine, &train::Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false });
+    train::update(&mut engine, &train::Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false, seed: 0 });
     cuda.synchronize().unwrap();
     assert!(loss.loss.is_finite() && loss.grad_norm.is_finite(), "{loss:?}");
 }

@@ -5,6 +5,7 @@ mod cuda;
 mod gradient;
 mod invariance;
 mod lora;
+mod optimizer;
 mod packing;
 mod plan;
 mod store;

@@ -5,6 +5,7 @@ use oomb::engine::{Engine, machine};
 use oomb::kv::select::Selection;
 use oomb::model::activations::{Keep, Kept};
 use oomb::model::config::Family;
+use oomb::plan::optimizer::StateRequest;
 use oomb::plan::{Machine, Plan, Request, Tier, Training};
 use oomb_device::cpu::{Cpu, CpuOptions, Real};
 use oomb_device::{DType, Device};
@@ -50,7 +51,7 @@ fn evaluation_plans_no_gradients_and_runs_in_its_bytes() {
 }
 
 /// A GPU of `device_gib` with `host_gib` of host memory.
-fn gpu(device_gib: f64, host_gib: f64) -> Machine {
+pub fn gpu(device_gib: f64, host_gib: f64) -> Machine {
     let bytes = |gib: f64| (gib * f64::from(1 << 30)) as u64;
     Machine {
         device: "cuda:0".to_owned(),
@@ -63,7 +64,7 @@ fn gpu(device_gib: f64, host_gib: f64) -> Machine {
     }
 }
 
-fn large(sequence_tokens: usize, optimizer: bool) -> Request {
+pub fn large(sequence_tokens: usize, optimizer: bool) -> Request {
     Request {
         model: oomb::model::presets::preset("qwen2.5-7b").expect("a built-in shape"),
         sequence_tokens,
@@ -78,6 +79,7 @@ fn large(sequence_tokens: usize, optimizer: bool) -> Request {
         grad_dtype: DType::Bf16,
         lora: None,
         training: Some(Training { keep: None, optimizer }),
+        optimizer_state: StateRequest::default(),
     }
 }
 
@@ -113,8 +115,9 @@ fn device_memory_hardly_grows_with_the_context() {
 
 #[test]
 fn refusals_name_the_sum_and_a_knob_that_works() {
+    let f32_state = StateRequest { dtype: Some(DType::F32), tier: Some(Tier::Device), ..StateRequest::default() };
     let cases = [
-        (large(1 << 17, true), gpu(80.0, 125.0)),
+        (Request { optimizer_state: f32_state, ..large(1 << 17, true) }, gpu(80.0, 125.0)),
         (Request { grad_dtype: DType::F32, ..large(1 << 20, false) }, gpu(60.0, 125.0)),
         (large(1 << 22, false), gpu(139.0, 125.0)),
         (
@@ -133,7 +136,12 @@ fn refusals_name_the_sum_and_a_knob_that_works() {
         }
         if message.contains("schedule.keep = \"auto\"") {
             let training = request.training.map(|training| Training { keep: None, ..training });
-            Plan::new(&Request { training, ..request }, &machine).unwrap();
+            Plan::new(&Request { training, ..request.clone() }, &machine).unwrap();
+        }
+        let advises_auto = message.contains("optimizer.state_dtype, master_weights and placement = \"auto\"");
+        assert_eq!(advises_auto, request.optimizer_state != StateRequest::default(), "{message}");
+        if advises_auto {
+            Plan::new(&Request { optimizer_state: StateRequest::default(), ..request }, &machine).unwrap();
         }
     }
 }

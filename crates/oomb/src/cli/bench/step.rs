@@ -5,7 +5,7 @@ use crate::cli::machine::{on_device, open_default};
 use anyhow::{Result, ensure};
 use clap::{Args as ClapArgs, ValueEnum};
 use oomb::bench::step::{self, Repeat, StepReport};
-use oomb::config::{Bytes, format_count, parse_bytes};
+use oomb::config::{Bytes, Placement, StateDtype, format_count, parse_bytes};
 use oomb::kv::select::Selection;
 use oomb::model::activations;
 use oomb::plan::{Plan, Request, Tier, Training};
@@ -32,9 +32,18 @@ pub(crate) struct Args {
     /// What a chunk keeps for its own backward
     #[arg(long, value_enum, default_value_t = Keep::Auto)]
     keep: Keep,
-    /// Whether weights are updated, with moments and master weights in f32
+    /// Whether weights are updated
     #[arg(long, value_enum, default_value_t = Optimizer::None)]
     optimizer: Optimizer,
+    /// Storage of the optimizer's moments: "auto", "f32", "bf16" or "int8"
+    #[arg(long, default_value = "auto")]
+    optimizer_state: StateDtype,
+    /// Whether bf16 weights have f32 masters; as long as they fit where nothing is said
+    #[arg(long, value_name = "true|false")]
+    master_weights: Option<bool>,
+    /// Where the optimizer's state lives: "auto", "device" or "host"
+    #[arg(long, default_value = "auto")]
+    optimizer_placement: Placement,
     /// Device memory for pages and their gradients; what is left where nothing is said
     #[arg(long, value_parser = bytes)]
     device_budget: Option<u64>,
@@ -143,6 +152,7 @@ impl Args {
             grad_dtype: self.grad_dtype.dtype(),
             lora: None,
             training: Some(Training { keep, optimizer: self.optimizer == Optimizer::Adamw }),
+            optimizer_state: run::state_request(self.optimizer_state, self.master_weights, self.optimizer_placement),
         })
     }
 }
@@ -172,6 +182,7 @@ fn lines(report: &StepReport) -> String {
         format!("step             {} x {} tokens", request.sequences_per_step, format_count(request.sequence_tokens as u64)),
         format!("chunk            {} tokens, keep {keep}{}", format_count(request.chunk_tokens as u64), plan.kept_words()),
         format!("pages            {pages}"),
+        format!("optimizer        {}", plan.optimizer_words().unwrap_or_else(|| "none".to_owned())),
         format!("tokens/s         {} (min {}, max {})", count(median), count(slowest), count(fastest)),
         format!("model FLOP/s     {rate:.2} TFLOP/s, of the ceiling {share}"),
         format!("device memory    planned {}, allocated {}{in_use}", Bytes(plan.device_bytes()), Bytes(allocated)),
