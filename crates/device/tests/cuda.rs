@@ -10,7 +10,6 @@ use oomb_device::device::{new_tensor, tensor_from};
 use oomb_device::ops::attention::{AttentionBackward, Mask, PageRef, Pages, Part};
 use oomb_device::ops::linear::{Columns, Epilogue, Write};
 use oomb_device::ops::loss::IGNORE;
-use oomb_device::ops::moments::{BLOCK_ELEMENTS, SmallFloat};
 use oomb_device::ops::optim::{AdamW, AdamWState, Clip, Moment, RandomBits};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 use oomb_device::{Backend, DType, Device, HostData, Stream, Tensor};

@@ -32,7 +32,8 @@ const LOWEST: i32 = -126;
 const BIAS: i32 = 127;
 
 impl SmallFloat {
-    fn exponent_bits(self) -> u32 {
+    /// E of the module's documentation.
+    pub fn exponent_bits(self) -> u32 {
         match self {
             Self::Signed => 4,
             Self::Unsigned => 5,
