@@ -123,7 +123,9 @@ fn products(bench: &Bench) {
         bench.time(&format!("{name} forward + residual"), Work::Flops(flops), || {
             cpu.linear_forward(&mut y, &x, &w, Epilogue::Residual(&residual));
         });
-        bench.time(&format!("{name} backward weight"), Work::Flops(flops), || cpu.linear_backward_weight(&mut dw, &y, &x));
+        bench.time(&format!("{name} backward weight"), Work::Flops(flops), || {
+            cpu.linear_backward_weight(&mut dw, &y, &x, Write::Accumulate);
+        });
         bench.time(&format!("{name} backward input"), Work::Flops(flops), || {
             cpu.linear_backward_input(&mut x, &y, &w, Write::Overwrite);
         });

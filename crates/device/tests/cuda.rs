@@ -183,8 +183,11 @@ fn linear() {
                 rig.keep(format!("linear dx {write:?} {t} {n} {k}"), &dx, F32_FLOOR);
             }
             let (mut dw, mut dbias) = (rig.float(DType::F32, &[n, k]), rig.float(DType::F32, &[n]));
-            rig.device.linear_backward_weight(&mut dw, &dy, &x);
+            rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Accumulate);
             rig.keep(format!("linear dw {t} {n} {k}"), &dw, F32_FLOOR);
+            let mut dw = rig.void(DType::F32, &[n, k]);
+            rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Overwrite);
+            rig.keep(format!("linear dw over {t} {n} {k}"), &dw, F32_FLOOR);
             rig.device.linear_backward_bias(&mut dbias, &dy);
             rig.keep(format!("linear dbias {t} {n} {k}"), &dbias, F32_FLOOR);
         }

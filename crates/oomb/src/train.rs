@@ -66,14 +66,14 @@ pub struct Update {
 pub fn gradient<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence], seed: u64) -> Result<StepLoss> {
     let labels = sequences.iter().map(Sequence::num_labels).sum::<usize>();
     let weight = 1.0 / labels.max(1) as f32;
-    let grads = engine.grads.as_mut().expect("an engine for training");
-    engine.device.fill(&mut grads.slab, 0.0);
+    engine.grads.as_mut().expect("an engine for training").begin(&engine.device);
     for (index, sequence) in sequences.iter().enumerate() {
         let chunks = engine.load(sequence, index);
         let seed = seed.wrapping_add((index as u64) << 48);
         schedule::forward_backward(engine, &chunks, Contribution { weight, seed });
     }
-    let (Some(grads), Some(norm)) = (&engine.grads, &mut engine.norm_squared) else { unreachable!("checked above") };
+    let (Some(grads), Some(norm)) = (&mut engine.grads, &mut engine.norm_squared) else { unreachable!("checked above") };
+    grads.end(&engine.device);
     engine.device.fill(norm, 0.0);
     engine.device.sum_squares(norm, &grads.slab);
     let grad_norm = engine.device.download_f64(norm)?[0].sqrt();

@@ -224,6 +224,7 @@ proptest! {
             "model.preset", "model.path", "model.rope_scaling", "data.train", "data.validation", "data.sequence_tokens",
             "data.tokenizer", "data.sequences_per_step", "data.sources", "data.packing", "data.long_documents", "data.format",
             "data.field", "data.loss_on", "data.malformed", "schedule.chunk_tokens", "schedule.keep", "schedule.keep_budget",
+            "schedule.keep_host_budget",
             "schedule.loss_tile_tokens",
             "kv.page_tokens", "kv.selection", "kv.grad_dtype", "kv.device_budget", "kv.group_pages", "kv.prefetch_groups",
             "optimizer.lr", "optimizer.betas", "optimizer.clip_norm", "optimizer.warmup_steps", "run.out", "run.steps",

@@ -177,8 +177,11 @@ fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Resu
     out.add("dx accumulated", &dx)?;
     let (dw_before, dbias_before) = (random.values(n * k), random.values(n));
     let (mut dw, mut dbias) = (rig.f32(&[n, k], &dw_before)?, rig.f32(&[n], &dbias_before)?);
-    rig.device.linear_backward_weight(&mut dw, &dy, &x);
+    rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Accumulate);
     out.of("linear_backward_weight").added("dw", Kind::Stored, &dw, &dw_before)?;
+    let mut dw = rig.void(DType::F32, &[n, k])?;
+    rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Overwrite);
+    out.add("dw overwritten", &dw)?;
     rig.device.linear_backward_bias(&mut dbias, &dy);
     // A quarter of the columns, as an adapter of one projection in a fused matrix has.
     let columns = Columns { range: n / 4..n / 2, scale: 0.5 };

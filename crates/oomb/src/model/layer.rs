@@ -42,8 +42,13 @@ pub fn expand<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerWeigh
     let attended = acts.attended.reshape(&[acts.input.rows(), config.q_width()]);
     let residual = Epilogue::Residual(&acts.input);
     projection::forward(device, &mut acts.middle, &attended, &weights.output, residual, &mut acts.adapters);
-    device.rmsnorm_forward(&mut acts.mlp_normed, &mut acts.mlp_rstd, &acts.middle, &weights.mlp_norm, config.norm_eps);
+    normalise(device, config, weights, acts);
     projection::forward(device, &mut acts.gate_up, &acts.mlp_normed, &weights.gate_up, Epilogue::None, &mut acts.adapters);
+}
+
+/// The MLP's norm: from `middle` to `mlp_normed`.
+pub fn normalise<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerWeights<B>, acts: &mut LayerActivations<B>) {
+    device.rmsnorm_forward(&mut acts.mlp_normed, &mut acts.mlp_rstd, &acts.middle, &weights.mlp_norm, config.norm_eps);
 }
 
 /// The rest of the MLP with the residual: from `gate_up` and `middle` to `output`.

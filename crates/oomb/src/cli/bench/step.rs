@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Device memory for activations of more chunks than one; what is left where nothing is said
     #[arg(long, value_parser = bytes_or_none)]
     keep_budget: Option<u64>,
+    /// Page-locked host memory for them; what is left where nothing is said
+    #[arg(long, value_parser = bytes_or_none)]
+    keep_host_budget: Option<u64>,
     /// Tokens that each one sees at most; all earlier ones where nothing is said
     #[arg(long, value_parser = tokens)]
     window: Option<usize>,
@@ -78,6 +81,8 @@ enum Keep {
     Inputs,
     /// Attention outputs too
     Attention,
+    /// What the MLP reads too
+    Mlp,
     /// Everything
     All,
 }
@@ -127,6 +132,7 @@ impl Args {
             Keep::Auto => None,
             Keep::Inputs => Some(activations::Keep::Inputs),
             Keep::Attention => Some(activations::Keep::Attention),
+            Keep::Mlp => Some(activations::Keep::Mlp),
             Keep::All => Some(activations::Keep::All),
         };
         Ok(Request {
@@ -140,6 +146,7 @@ impl Args {
             loss_tile_tokens: self.loss_tile_tokens,
             device_budget: self.device_budget,
             keep_budget: self.keep_budget,
+            keep_host_budget: self.keep_host_budget,
             grad_dtype: self.grad_dtype.dtype(),
             lora: None,
             training: Some(Training { keep, optimizer: self.optimizer == Optimizer::Adamw }),
