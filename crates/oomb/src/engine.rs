@@ -216,8 +216,7 @@ impl<B: Backend> Engine<B> {
         for (tensor, values) in arrays {
             self.device.upload(&mut tensor.narrow(rows.clone()), HostData::U32(values));
         }
-        let longest = sequence.positions.iter().max().map_or(0, |&last| last as usize + 1);
-        let (inv_freq, scale) = rope::inv_freq(&self.config, longest);
+        let (inv_freq, scale) = rope::inv_freq(&self.config, sequence.longest());
         self.device.upload(&mut self.inputs.inv_freq, HostData::F64(&inv_freq));
         self.rope_scale = scale;
         first

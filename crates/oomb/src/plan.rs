@@ -147,6 +147,12 @@ const TILE_SHARE: u64 = 100;
 const TILE_TOKENS: usize = 4096;
 
 impl Request {
+    /// Tokens that go through the two passes together: a sequence, or as many of a training step as fit one chunk.
+    pub fn pass_tokens(&self) -> usize {
+        let most = if self.training.is_some() { self.sequences_per_step.max(1) } else { 1 };
+        (self.chunk_tokens / self.sequence_tokens).clamp(1, most) * self.sequence_tokens
+    }
+
     /// The least that [`Self::device_budget`] can be: a chunk's own pages of one layer, the group in use, and those under
     /// way; bytes.
     pub fn smallest_budget(&self, machine: &Machine) -> u64 {
@@ -156,7 +162,7 @@ impl Request {
     fn shape(&self) -> KvShape {
         KvShape {
             num_layers: self.model.num_layers,
-            num_pages: self.sequence_tokens.div_ceil(self.page_tokens),
+            num_pages: self.pass_tokens().div_ceil(self.page_tokens),
             chunk_pages: self.chunk_tokens / self.page_tokens,
             group_pages: self.group_pages,
         }
@@ -307,9 +313,9 @@ impl Plan {
         table.device("head.rstd", DType::F32, &[tile]);
         table.device("head.logits", compute, &[tile, model.vocab_size]);
         for name in ["ids", "labels", "positions", "first"] {
-            table.device(&format!("sequence.{name}"), DType::U32, &[request.sequence_tokens]);
+            table.device(&format!("sequence.{name}"), DType::U32, &[request.pass_tokens()]);
         }
-        table.device("sequence.losses", DType::F32, &[request.sequences_per_step, request.sequence_tokens]);
+        table.device("sequence.losses", DType::F32, &[request.sequences_per_step, request.pass_tokens()]);
         table.device("sequence.inv_freq", DType::F64, &[model.head_dim / 2]);
         let (slots, host_slots) = (self.layout.device_slots(), self.layout.host_slots());
         let mut kinds = vec![("kv.pages", compute)];
@@ -383,9 +389,9 @@ impl Plan {
     }
 }
 
-/// Rows of the activation buffers: a sequence shorter than a chunk needs no more than itself.
+/// Rows of the activation buffers: what is shorter than a chunk needs no more than itself.
 fn chunk_tokens(request: &Request) -> usize {
-    request.chunk_tokens.min(request.sequence_tokens)
+    request.chunk_tokens.min(request.pass_tokens())
 }
 
 struct Table<'a> {

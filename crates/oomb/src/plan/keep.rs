@@ -104,7 +104,7 @@ impl Plan {
     }
 
     fn num_chunks(&self) -> usize {
-        self.request.sequence_tokens.div_ceil(self.request.chunk_tokens)
+        self.request.pass_tokens().div_ceil(self.request.chunk_tokens)
     }
 
     /// Where the activations of chunk `index` of `num_chunks` are: the last chunk's forward precedes its backward anyhow, those

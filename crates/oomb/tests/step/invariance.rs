@@ -4,7 +4,9 @@
 use crate::common::*;
 use oomb::kv::select::Selection;
 use oomb::model::activations::{Keep, Kept};
-use oomb::model::config::Family;
+use oomb::model::config::{Family, ModelConfig, RopeConfig, RopeScaling};
+use oomb::plan::Request;
+use oomb::train;
 use oomb_device::DType;
 use oomb_device::cpu::{Cpu, CpuOptions, Delays, Poison, Real};
 use std::time::Duration;
@@ -66,7 +68,8 @@ fn micro_batches_of_one_step_sum_to_the_step() {
     let labels: Vec<usize> = sequences.iter().map(|sequence| sequence.ids.len() - 1).collect();
     let setting = Setting { chunk_tokens: 8, ..Setting::default() };
     let device = cpu(Real::F64);
-    let mut engine = engine(&device, &request(&model, setting, 40, 4), None, Selection::All, random.bits());
+    let (weights, request) = (random.bits(), request(&model, setting, 40, 4));
+    let mut engine = engine(&device, &request, None, Selection::All, weights);
     let together = outcome(&mut engine, &sequences);
     let mut sum = vec![0.0; together.grads.len()];
     let mut loss = 0.0;
@@ -81,6 +84,28 @@ fn micro_batches_of_one_step_sum_to_the_step() {
     // The losses and the weight 1/labels pass through f32.
     assert!((loss - together.loss).abs() < 1e-6 * loss, "{loss} {}", together.loss);
     assert!(relative_error(&together.grads, &sum) < 1e-6);
+}
+
+/// Sequences that fit one chunk go through it together, and see none of each other; where RoPE depends on their lengths, they do not.
+#[test]
+fn short_sequences_share_a_chunk() {
+    let mut random = Random::fresh("short_sequences_share_a_chunk");
+    let lengths = [23, 2, 40, 11, 17, 40];
+    let sequences = lengths.map(|tokens| sequence(&mut random, tokens, 37, &[0, tokens / 2]));
+    let dynamic = RopeConfig { theta: 10_000.0, scaling: RopeScaling::Dynamic { factor: 2.0, original: 12 } };
+    for (rope, expected) in [(model(Family::Qwen3).rope, [6, 2]), (dynamic, [6, 4])] {
+        let model = ModelConfig { rope, ..model(Family::Qwen3) };
+        let weights = random.bits();
+        let run = |chunk_tokens| {
+            let request = Request { chunk_tokens, ..request(&model, Setting::default(), 40, 6) };
+            let mut engine = engine(&cpu(Real::F64), &request, None, Selection::Window(9), weights);
+            (train::passes(&engine, &sequences).len(), outcome(&mut engine, &sequences))
+        };
+        let ((alone, expected_alone), (together, got)) = (run(8), run(100));
+        assert_eq!([alone, together], expected);
+        assert!((expected_alone.loss - got.loss).abs() < 1e-6 * got.loss, "{} {}", expected_alone.loss, got.loss);
+        assert!(relative_error(&got.grads, &expected_alone.grads) < 1e-6);
+    }
 }
 
 /// A missing event shows here: each stream is a thread, and one of them is slow.
