@@ -365,7 +365,7 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
         if (begun) hand_over_dq(smem, dq, before, group);
         products_wait<0>();  // dk, s
         hold_pairs(grads);
-        release(barrier_at(smem, Q_EMPTY + turn.stage));
+        barrier_arrive(barrier_at(smem, Q_EMPTY + turn.stage));  // each thread itself: it has read lse and delta
         before = turn;
         turn = next;
         if (last) break;
@@ -393,8 +393,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90
         barrier_init(barrier_at(smem, KV_FULL), 1);
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(barrier_at(smem, Q_FULL + stage), 33);
+            barrier_init(barrier_at(smem, Q_EMPTY + stage), 256);
             barrier_init(barrier_at(smem, DO_FULL + stage), 1);
-            const int by_warps[] = {Q_EMPTY, DO_EMPTY, DS_FULL, DS_EMPTY, DQ_FULL};
+            const int by_warps[] = {DO_EMPTY, DS_FULL, DS_EMPTY, DQ_FULL};
             for (int barrier : by_warps) barrier_init(barrier_at(smem, barrier + stage), 8);
             barrier_init(barrier_at(smem, DQ_EMPTY + stage), 1);
         }

@@ -208,8 +208,8 @@ fn a_million_tokens_fit_one_gpu_and_not_a_small_one() {
     assert_eq!(code, 1);
     assert!(stdout.contains("adamw.master"), "the plan that does not fit is shown: {stdout}");
     insta::assert_snapshot!(stderr, @r#"
-    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 161.11 GiB of pinned host memory (125.00 GiB available)
-    largest: kv.gradients.host 107.41 GiB, kv.pages.host 53.70 GiB, gradients 28.37 GiB, adamw.master 28.37 GiB
+    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 162.09 GiB of pinned host memory (125.00 GiB available)
+    largest: kv.gradients.host 108.06 GiB, kv.pages.host 54.03 GiB, gradients 28.37 GiB, adamw.master 28.37 GiB
     it fits with kv.grad_dtype = "bf16", or with data.sequence_tokens = 524288
     "#);
     let (code, ..) = plan("1M", "139GiB", "125GiB", &["--set", "kv.grad_dtype=bf16"]);

@@ -132,7 +132,7 @@ fn key_of_another_section() {
 
 #[test]
 fn unknown_key_near_nothing() {
-    insta::assert_snapshot!(refuse(&with("schedule", "zzz = 1")), @"emma.toml: unknown key `schedule.zzz`; [schedule] has chunk_tokens, keep, keep_budget, loss_tile_tokens");
+    insta::assert_snapshot!(refuse(&with("schedule", "zzz = 1")), @"emma.toml: unknown key `schedule.zzz`; [schedule] has chunk_tokens, keep, keep_budget, keep_host_budget, loss_tile_tokens");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn wrong_type() {
     insta::assert_snapshot!(refuse(&with("kv", "device_budget = \"64 parsecs\"")), @r#"emma.toml: kv.device_budget must be "auto" or a number of bytes ("64MiB", "20GiB"), got the string "64 parsecs""#);
     insta::assert_snapshot!(refuse(&with("optimizer", "lr = \"high\"")), @r#"emma.toml: optimizer.lr must be a number, got the string "high""#);
     insta::assert_snapshot!(refuse(&with("run", "seed = -1")), @"emma.toml: run.seed must be a whole number, 0 or more, got the integer -1");
-    insta::assert_snapshot!(refuse_set("schedule.keep=most"), @r#"--set schedule.keep: schedule.keep must be "auto", "inputs", "attention" or "all", got the string "most""#);
+    insta::assert_snapshot!(refuse_set("schedule.keep=most"), @r#"--set schedule.keep: schedule.keep must be "auto", "inputs", "attention", "mlp" or "all", got the string "most""#);
 }
 
 #[test]

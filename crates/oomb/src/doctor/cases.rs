@@ -199,12 +199,12 @@ fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Resu
 fn mlp<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<Output>> {
     let mut random = Random(3);
     let mut gate_up = rig.activation(&[rows, 2 * width], &random.scaled(2 * rows * width, 4.0))?;
-    let dy = rig.activation(&[rows, width], &random.values(rows * width))?;
+    let mut dy = rig.activation(&[rows, width], &random.values(rows * width))?;
     let mut y = rig.void(rig.act, &[rows, width])?;
     rig.device.swiglu_forward(&mut y, &gate_up);
-    rig.device.swiglu_backward(&mut gate_up, &dy);
+    rig.device.swiglu_backward(&mut gate_up, &mut dy);
     let mut out = Outputs::new(rig);
-    out.of("swiglu_forward").add("y", &y)?.of("swiglu_backward").add("gate, up", &gate_up)?;
+    out.of("swiglu_forward").add("y", &y)?.of("swiglu_backward").add("gate, up", &gate_up)?.add("y", &dy)?;
     Ok(out.list)
 }
 

@@ -7,7 +7,7 @@ use super::projection;
 use super::weights::{LayerGrads, LayerWeights};
 use oomb_device::Backend;
 use oomb_device::ops::attention::{AttentionBackward, Mask, Pages, Part};
-use oomb_device::ops::linear::Epilogue;
+use oomb_device::ops::linear::{Epilogue, Write};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 
 /// The layer's norm of q and k, where it has one.
@@ -68,10 +68,19 @@ pub fn backward_mlp<B: Backend>(
     acts: &mut LayerActivations<B>,
     d: &mut Gradients<B>,
 ) {
-    device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
-    let (dx, dy) = (&mut d.d_swiglu, &d.d_hidden);
-    projection::backward(device, (dx, dy), &acts.swiglu, &weights.down, &mut grads.down, &mut acts.adapters);
-    device.swiglu_backward(&mut acts.gate_up, &d.d_swiglu);
+    // The product's input is computed again on the way, as `d_swiglu`; its adapters need it before.
+    let adapted = !weights.down.adapters.is_empty();
+    if adapted {
+        device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
+        let (dx, dy) = (&mut d.d_swiglu, &d.d_hidden);
+        projection::backward(device, (dx, dy), &acts.swiglu, &weights.down, &mut grads.down, &mut acts.adapters);
+    } else {
+        device.linear_backward_input(&mut d.d_swiglu, &d.d_hidden, &weights.down.weight, Write::Overwrite);
+    }
+    device.swiglu_backward(&mut acts.gate_up, &mut d.d_swiglu);
+    if let Some(weight) = grads.down.weight.as_mut().filter(|_| !adapted) {
+        weight.add(device, &d.d_hidden, &d.d_swiglu);
+    }
     let (dx, dy) = (&mut d.d_normed, &acts.gate_up);
     projection::backward(device, (dx, dy), &acts.mlp_normed, &weights.gate_up, &mut grads.gate_up, &mut acts.adapters);
     let norm = (&mut d.d_hidden, grads.mlp_norm.as_mut());

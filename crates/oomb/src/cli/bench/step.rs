@@ -56,15 +56,18 @@ pub(crate) struct Args {
     /// Groups that are fetched ahead of their use
     #[arg(long, default_value_t = 2)]
     prefetch_groups: usize,
-    /// Tokens whose logits exist at once; as many as take 512MiB, 1024 at most, where nothing is said
+    /// Tokens whose logits exist at once; chosen by the plan where nothing is said
     #[arg(long, value_parser = tokens)]
     loss_tile_tokens: Option<usize>,
     /// Storage of the pages' gradients
     #[arg(long, value_enum, default_value_t = Gradients::F32)]
     grad_dtype: Gradients,
-    /// Steps that are timed, after one that is not
+    /// Steps that are timed
     #[arg(long, default_value_t = 3)]
     repeat: usize,
+    /// Steps before them that are not: the first compiles, and touches memory for the first time
+    #[arg(long, default_value_t = 1)]
+    warm_up: usize,
     /// Of weights and tokens
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -111,7 +114,7 @@ impl Args {
             print!("{plan}\n\n");
         }
         let selection = self.window.map_or(Selection::All, Selection::Window);
-        let repeat = Repeat { warm_up: 1, steps: self.repeat, seed: self.seed };
+        let repeat = Repeat { warm_up: self.warm_up, steps: self.repeat, seed: self.seed };
         let report = step::run(device, plan, selection, repeat)?;
         print!("{}", lines(&report));
         self.common.write(&report.json())
