@@ -31,6 +31,7 @@ def arguments():
     parser.add_argument("--liger", choices=["auto", "off", "require"], default="auto")
     parser.add_argument("--attention", choices=["cudnn", "flash", "any"], default="cudnn", help="SDPA's backend")
     parser.add_argument("--repeat", type=int, default=3, help="timed steps, after one that is not")
+    parser.add_argument("--warm-up-tokens", type=tokens, help="length of the step that is not timed; the same where nothing is said")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a shape and lengths for a quick check that this runs")
     parser.add_argument("--seed", type=int, default=0)
@@ -122,11 +123,12 @@ def attention_backend(choice):
 
 def measure(model, optimizer, args, length, liger):
     on_gpu = args.device.startswith("cuda")
-    ids = torch.randint(model.config.vocab_size, (args.sequences, length), device=args.device)
+    lengths = [args.warm_up_tokens or length] + args.repeat * [length]
     seconds = []
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    for step in range(1 + args.repeat):
+    for step, tokens_now in enumerate(lengths):
+        ids = torch.randint(model.config.vocab_size, (args.sequences, tokens_now), device=args.device)
         start = time.perf_counter()
         # The context holds for the backward too: checkpoints recompute there.
         with attention_backend(args.attention):

@@ -111,7 +111,7 @@ fn rows(bench: &Bench) {
     bench.time("linear_backward_bias", Work::Elements(T * D), || cpu.linear_backward_bias(&mut dweight, &dy));
     let (mut gate_up, mut y) = (bench.tensor(&[T, 2 * F]), bench.tensor(&[T, F]));
     bench.time("swiglu_forward", Work::Elements(3 * T * F), || cpu.swiglu_forward(&mut y, &gate_up));
-    bench.time("swiglu_backward", Work::Elements(5 * T * F), || cpu.swiglu_backward(&mut gate_up, &y));
+    bench.time("swiglu_backward", Work::Elements(5 * T * F), || cpu.swiglu_backward(&mut gate_up, &mut y));
 }
 
 fn products(bench: &Bench) {
@@ -124,7 +124,9 @@ fn products(bench: &Bench) {
         bench.time(&format!("{name} forward + residual"), Work::Flops(flops), || {
             cpu.linear_forward(&mut y, &x, &w, Epilogue::Residual(&residual));
         });
-        bench.time(&format!("{name} backward weight"), Work::Flops(flops), || cpu.linear_backward_weight(&mut dw, &y, &x));
+        bench.time(&format!("{name} backward weight"), Work::Flops(flops), || {
+            cpu.linear_backward_weight(&mut dw, &y, &x, Write::Accumulate);
+        });
         bench.time(&format!("{name} backward input"), Work::Flops(flops), || {
             cpu.linear_backward_input(&mut x, &y, &w, Write::Overwrite);
         });

@@ -173,9 +173,10 @@ __device__ __forceinline__ void add_to_page(const AttentionBackwardParams& p, co
 }
 
 // Scores of invisible keys become -inf, where the tile has any.
-__device__ __forceinline__ void mask_scores(float (&s)[MT_S][NT_S][4], const AttentionBackwardParams& p, int t0, int position) {
-    const int last = min(t0 + Q_TILE, p.num_queries) - 1;
-    if (t0 + Q_TILE <= p.num_queries && position + KV_TILE - 1 <= p.start + t0 && p.first[last] <= (u32)position) return;
+__device__ __forceinline__ void mask_scores(float (&s)[MT_S][NT_S][4], const AttentionBackwardParams& p, Step step,
+                                            const volatile Block& block) {
+    if (is_clear(step, block)) return;
+    const int t0 = step.q_tile * Q_TILE, last = min(t0 + Q_TILE, p.num_queries) - 1, position = block.position;
     const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
     const int column = position + (warp >> 1) * (KV_TILE / 4) + (lane & 3) * 2;
 #pragma unroll
@@ -265,7 +266,7 @@ __device__ __forceinline__ Scores scores(const AttentionBackwardParams& p, const
     product<MT_S, NT_S, HEAD_DIM, ROW_BYTES, ROW_BYTES, false, false>(
         ds, lane_rows_first<ROW_BYTES>(queries + Q_TILE_BYTES, lane),
         lane_chunks_first<ROW_BYTES>(at.v + k_row * ROW_BYTES, lane));
-    mask_scores(s, p, step.q_tile * Q_TILE, block.position);
+    mask_scores(s, p, step, block);
 
     Scores out;
     const u32 rows = at.rows + stage * 2 * Q_TILE * 4;

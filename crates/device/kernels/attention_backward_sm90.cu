@@ -10,10 +10,10 @@
 //
 // Choice: one thread block owns 128 keys of one KV head, two warpgroups 64 each; scores are computed transposed, [keys, queries], so
 // that p and ds are in registers what dv and dk need as their first operand. Only ds goes through shared memory, for dq = ds k, of
-// which each warpgroup computes half of Dh. One warp copies q and do ahead, two others add dq to device memory by the copy engine when
-// it is this thread block's turn. A warpgroup starts the dq of the step before, dk and the next step's scores together, writes dq out
-// while the others run, and computes the softmax while dp and dv run. dq comes a step late so that the warpgroups need not wait for
-// each other's ds: one computes its softmax under the other's products.
+// which each warpgroup computes half of Dh. Of the other warps one copies q and do ahead, one lse and delta, two add dq to device memory
+// by the copy engine when it is this thread block's turn. A warpgroup starts the dq of the step before, the next step's scores and dk
+// together, writes dq out while the others run, and computes the softmax while dp and dv run. dq comes a step late so that the
+// warpgroups need not wait for each other's ds: one computes its softmax under the other's products.
 //
 // Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01: 458 TFLOP/s at 16K causal, 496 at 8K queries x 64K keys (cuDNN in the same
 // run 520, 548). See docs/kernels/attention.md.
@@ -72,25 +72,43 @@ static_assert(NUM_BARRIERS * 8 <= BLOCK_PLACE - BARRIER_PLACE, "room for the bar
 
 __device__ __forceinline__ u32 barrier_at(u32 smem, int barrier) { return smem + BARRIER_PLACE + barrier * 8; }
 
-// ---- one warp copies in ----
+// ---- one thread copies in ----
 
 __device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
-    const int lane = threadIdx.x & 31;
-    if (lane == 0) {
-        const int row = (p.refs[block.page].slot * 2 * p.num_kv_heads + block.kv_head) * PAGE_TOKENS + block.row;
-        barrier_expect(barrier_at(smem, KV_FULL), 2 * KV_BYTES);
+    const int row = (p.refs[block.page].slot * 2 * p.num_kv_heads + block.kv_head) * PAGE_TOKENS + block.row;
+    barrier_expect(barrier_at(smem, KV_FULL), 2 * KV_BYTES);
 #pragma unroll
-        for (int panel = 0; panel < PANELS; panel++) {
-            copy_in_2d(smem + K_PLACE + panel * KV_PANEL_BYTES, p.kv, barrier_at(smem, KV_FULL), panel * PANEL, row);
-            copy_in_2d(smem + V_PLACE + panel * KV_PANEL_BYTES, p.kv, barrier_at(smem, KV_FULL), panel * PANEL,
-                       row + p.num_kv_heads * PAGE_TOKENS);
-        }
+    for (int panel = 0; panel < PANELS; panel++) {
+        copy_in_2d(smem + K_PLACE + panel * KV_PANEL_BYTES, p.kv, barrier_at(smem, KV_FULL), panel * PANEL, row);
+        copy_in_2d(smem + V_PLACE + panel * KV_PANEL_BYTES, p.kv, barrier_at(smem, KV_FULL), panel * PANEL,
+                   row + p.num_kv_heads * PAGE_TOKENS);
     }
     Step step = {block.q_last, block.first_head};
     for (Turn turn;; turn.next()) {
-        const int t0 = step.q_tile * Q_TILE, num_rows = rows_of(p, step);
+        const int t0 = step.q_tile * Q_TILE;
         const u32 full = barrier_at(smem, Q_FULL + turn.stage), do_full = barrier_at(smem, DO_FULL + turn.stage);
-        const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
+        barrier_wait(barrier_at(smem, Q_EMPTY + turn.stage), turn.parity ^ 1);
+        barrier_expect(full, Q_BYTES);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++)
+            copy_in_3d(smem + Q_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.q, full, panel * PANEL, step.head, t0);
+        barrier_wait(barrier_at(smem, DO_EMPTY + turn.stage), turn.parity ^ 1);
+        barrier_expect(do_full, Q_BYTES);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++)
+            copy_in_3d(smem + DO_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.d_o, do_full, panel * PANEL, step.head, t0);
+        if (is_last(step, block)) return;
+        step = step_after(step, block);
+    }
+}
+
+// ---- one warp copies lse and delta, scaled; those of the next step are under way while it waits for room ----
+
+__device__ __forceinline__ void copy_rows(const AttentionBackwardParams& p, const volatile Block& block, u32 smem) {
+    const int lane = threadIdx.x & 31;
+    Step step = {block.q_last, block.first_head};
+    for (Turn turn;; turn.next()) {
+        const int t0 = step.q_tile * Q_TILE, num_rows = rows_of(p, step);
         float lse[Q_TILE / 32], delta[Q_TILE / 32];
 #pragma unroll
         for (int i = 0; i < Q_TILE / 32; i++) {
@@ -98,27 +116,14 @@ __device__ __forceinline__ void copy_in(const AttentionBackwardParams& p, const 
             lse[i] = p.lse[at];
             delta[i] = p.delta[at];
         }
+        const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
         barrier_wait(barrier_at(smem, Q_EMPTY + turn.stage), turn.parity ^ 1);
-        if (lane == 0) {
-            barrier_expect(full, Q_BYTES);
-#pragma unroll
-            for (int panel = 0; panel < PANELS; panel++)
-                copy_in_3d(smem + Q_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.q, full, panel * PANEL, step.head, t0);
-        }
 #pragma unroll
         for (int i = 0; i < Q_TILE / 32; i++) {
             store_shared(rows + (i * 32 + lane) * 4, __float_as_uint(lse[i] * -LOG2_E));
             store_shared(rows + (Q_TILE + i * 32 + lane) * 4, __float_as_uint(delta[i] * -p.scale));
         }
-        barrier_arrive(full);
-        if (lane == 0) {
-            barrier_wait(barrier_at(smem, DO_EMPTY + turn.stage), turn.parity ^ 1);
-            barrier_expect(do_full, Q_BYTES);
-#pragma unroll
-            for (int panel = 0; panel < PANELS; panel++)
-                copy_in_3d(smem + DO_PLACE + turn.stage * Q_BYTES + panel * Q_PANEL_BYTES, p.d_o, do_full, panel * PANEL, step.head, t0);
-        }
-        __syncwarp();
+        barrier_arrive(barrier_at(smem, Q_FULL + turn.stage));
         if (is_last(step, block)) return;
         step = step_after(step, block);
     }
@@ -194,9 +199,10 @@ __device__ __forceinline__ void start_query_sums(float (&dq)[NUM_DQ], u32 ds, u3
 __device__ __forceinline__ int key_row() { return ((thread_index() >> 5) - 4) * 16 + ((thread_index() & 31) >> 2); }
 
 // Scores of invisible keys become -inf, where the tile has any.
-__device__ __forceinline__ void mask_scores(float (&s)[NUM_S], const AttentionBackwardParams& p, int t0, int position) {
-    const int last = min(t0 + Q_TILE, p.num_queries) - 1;
-    if (t0 + Q_TILE <= p.num_queries && position + KV_TILE - 1 <= p.start + t0 && p.first[last] <= (u32)position) return;
+__device__ __forceinline__ void mask_scores(float (&s)[NUM_S], const AttentionBackwardParams& p, Step step,
+                                            const volatile Block& block) {
+    if (is_clear(step, block)) return;
+    const int t0 = step.q_tile * Q_TILE, last = min(t0 + Q_TILE, p.num_queries) - 1, position = block.position;
     const int row = key_row();
 #pragma unroll
     for (int n = 0; n < Q_TILE / 8; n++) {
@@ -326,15 +332,16 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
     start_scores(s, k, smem + Q_PLACE);
     products_wait<0>();
     for (bool begun = false;; begun = true) {
-        // Here s is this step's, and nothing is under way.
+        // Here s is this step's, and nothing is under way: the branch of a mask under products would keep the compiler from weaving the
+        // softmax into their issue.
         hold(s);
+        mask_scores(s, p, step, block);
         const u32 rows = smem + ROW_PLACE + turn.stage * ROW_BYTES;
         const u32 q = smem + Q_PLACE + turn.stage * Q_BYTES, d_o = smem + DO_PLACE + turn.stage * Q_BYTES;
         u32 probs[Q_TILE / 16][4], grads[Q_TILE / 16][4];
         barrier_wait(barrier_at(smem, DO_FULL + turn.stage), turn.parity);
         products_fence();
         start_scores(dp, v, d_o);
-        mask_scores(s, p, step.q_tile * Q_TILE, block.position);
         probabilities(s, probs, rows, p.scale_log2);
         products_fence();
         start_sums(dv, probs, d_o);
@@ -350,6 +357,7 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
         release(barrier_at(smem, DO_EMPTY + turn.stage));
 
         // dq of the step before: the other warpgroup need not be as far as this one. In the first step it is nothing, and not used.
+        // The group of fewest, longest products comes last: a warp is held while it issues, and free to write dq under the last ones.
         float dq[NUM_DQ];
         const bool last = is_last(step, block);
         Turn next = turn;
@@ -358,14 +366,14 @@ __device__ __forceinline__ void compute(const AttentionBackwardParams& p, const 
         if (!last) barrier_wait(barrier_at(smem, Q_FULL + next.stage), next.parity);
         products_fence();
         start_query_sums(dq, smem + DS_PLACE + next.stage * DS_BYTES, k_half);
-        start_sums(dk, grads, q);
         start_scores(s, k, smem + Q_PLACE + next.stage * Q_BYTES);  // of the next step; after the last of nothing, and not used
+        start_sums(dk, grads, q);
         products_wait<2>();  // dq
         hold(dq);
         if (begun) hand_over_dq(smem, dq, before, group);
         products_wait<0>();  // dk, s
         hold_pairs(grads);
-        release(barrier_at(smem, Q_EMPTY + turn.stage));
+        barrier_arrive(barrier_at(smem, Q_EMPTY + turn.stage));  // each thread itself: it has read lse and delta
         before = turn;
         turn = next;
         if (last) break;
@@ -393,8 +401,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90
         barrier_init(barrier_at(smem, KV_FULL), 1);
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(barrier_at(smem, Q_FULL + stage), 33);
+            barrier_init(barrier_at(smem, Q_EMPTY + stage), 256);
             barrier_init(barrier_at(smem, DO_FULL + stage), 1);
-            const int by_warps[] = {Q_EMPTY, DO_EMPTY, DS_FULL, DS_EMPTY, DQ_FULL};
+            const int by_warps[] = {DO_EMPTY, DS_FULL, DS_EMPTY, DQ_FULL};
             for (int barrier : by_warps) barrier_init(barrier_at(smem, barrier + stage), 8);
             barrier_init(barrier_at(smem, DQ_EMPTY + stage), 1);
         }
@@ -405,8 +414,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90
     const int warp = uniform(threadIdx.x >> 5);
     if (warp < 4) {
         give_registers<24>();
-        if (warp == 0) copy_in(p, block, smem);
-        else if (warp <= STAGES && (threadIdx.x & 31) == 0) add_out(p, block, smem, warp - 1);
+        if (warp == STAGES + 1) copy_rows(p, block, smem);
+        else if ((threadIdx.x & 31) != 0) return;
+        else if (warp == 0) copy_in(p, block, smem);
+        else add_out(p, block, smem, warp - 1);
     } else {
         take_registers<240>();
         compute(p, block, smem, (warp >> 2) - 1);

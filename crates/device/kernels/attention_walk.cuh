@@ -34,6 +34,7 @@ struct Block {
     int first_head, last_head;
     int kv_head;
     int q_first, q_last;  // query tiles that see the keys
+    int clear_first, clear_last;  // query tiles of which every query sees every key
 };
 
 // A step of the walk: one dq tile. From the last query tile to the first, heads innermost.
@@ -57,14 +58,14 @@ __device__ __forceinline__ bool is_last(Step step, const volatile Block& block) 
     return step.q_tile == block.q_first && step.head == block.last_head;
 }
 
-// The last query tile in low .. high whose first query sees below `end`, or low - 1.
-__device__ __forceinline__ int last_q_tile(const u32* first, int low, int high, u32 end) {
-    if (low <= high && first[high * Q_TILE] < end) return high;
+// The last query tile in low .. high whose query `row` sees below `end`, or low - 1.
+__device__ __forceinline__ int last_q_tile(const u32* first, int low, int high, int row, u32 end) {
+    if (low <= high && first[high * Q_TILE + row] < end) return high;
     high--;
     low--;
     while (low < high) {
         int middle = (low + high + 1) >> 1;
-        if (first[middle * Q_TILE] < end) low = middle;
+        if (first[middle * Q_TILE + row] < end) low = middle;
         else high = middle - 1;
     }
     return low;
@@ -88,7 +89,15 @@ __device__ inline void take_block(const AttentionBackwardParams& p, volatile Blo
     block.first_head = kv_head * heads_per_group;
     block.last_head = (kv_head + 1) * heads_per_group - 1;
     block.q_first = q_first;
-    block.q_last = last_q_tile(p.first, q_first, (p.num_queries + Q_TILE - 1) / Q_TILE - 1, position + KV_TILE);
+    block.q_last = last_q_tile(p.first, q_first, (p.num_queries + Q_TILE - 1) / Q_TILE - 1, 0, position + KV_TILE);
+    const int clear_first = max(0, position + KV_TILE - 1 - p.start + Q_TILE - 1) / Q_TILE;
+    block.clear_first = clear_first;
+    block.clear_last = last_q_tile(p.first, clear_first, p.num_queries / Q_TILE - 1, Q_TILE - 1, position + 1);
+}
+
+// Whether no score of a step is masked.
+__device__ __forceinline__ bool is_clear(Step step, const volatile Block& block) {
+    return step.q_tile >= block.clear_first && step.q_tile <= block.clear_last;
 }
 
 __device__ __forceinline__ u32* turn_of(const AttentionBackwardParams& p, Step step) {

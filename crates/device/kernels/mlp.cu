@@ -1,8 +1,8 @@
-// SwiGLU (MlpOps). Floor: forward 6 F bytes per row, backward 10 F; bandwidth decides. Must not know the products around it.
+// SwiGLU (MlpOps). Floor: forward 6 F bytes per row, backward 12 F; bandwidth decides. Must not know the products around it.
 #include "common.cuh"
 
 struct SwigluParams {
-    bf16_bits* y;        // [T, F]: the output; in the backward its gradient, read only
+    bf16_bits* y;        // [T, F]: the output; in the backward its gradient, overwritten by the output
     bf16_bits* gate_up;  // [T, 2F]: in the backward overwritten by its gradient
     i64 num_rows;        // T
     int f;
@@ -15,8 +15,10 @@ __device__ __forceinline__ bf16_bits swiglu(bf16_bits gate, bf16_bits up) {
     return to_bf16(g * sigmoid(g) * to_float(up));
 }
 
-__device__ __forceinline__ void swiglu_gradient(bf16_bits& gate, bf16_bits& up, bf16_bits dy) {
-    float g = to_float(gate), u = to_float(up), d = to_float(dy), s = sigmoid(g);
+// y, its gradient before, becomes the output.
+__device__ __forceinline__ void swiglu_gradient(bf16_bits& gate, bf16_bits& up, bf16_bits& y) {
+    float g = to_float(gate), u = to_float(up), d = to_float(y), s = sigmoid(g);
+    y = to_bf16(g * s * u);
     gate = to_bf16(d * u * s * (1.0f + g * (1.0f - s)));
     up = to_bf16(d * g * s);
 }
@@ -44,15 +46,16 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(const SwigluPa
     if (row >= p.num_rows) return;
     const int column = (blockIdx.x * 256 + threadIdx.x) * 8;
     bf16_bits *gate = p.gate_up + row * 2 * p.f, *up = gate + p.f;
-    const bf16_bits* dy = p.y + row * p.f;
+    bf16_bits* y = p.y + row * p.f;
     if (p.f % 8 == 0) {
         if (column >= p.f) return;
-        Bf16x8 g = *(Bf16x8*)(gate + column), u = *(Bf16x8*)(up + column), d = *(const Bf16x8*)(dy + column);
+        Bf16x8 g = *(Bf16x8*)(gate + column), u = *(Bf16x8*)(up + column), d = *(Bf16x8*)(y + column);
 #pragma unroll
         for (int k = 0; k < 8; k++) swiglu_gradient(g.x[k], u.x[k], d.x[k]);
+        *(Bf16x8*)(y + column) = d;
         *(Bf16x8*)(gate + column) = g;
         *(Bf16x8*)(up + column) = u;
     } else {
-        for (int i = column; i < min(column + 8, p.f); i++) swiglu_gradient(gate[i], up[i], dy[i]);
+        for (int i = column; i < min(column + 8, p.f); i++) swiglu_gradient(gate[i], up[i], y[i]);
     }
 }

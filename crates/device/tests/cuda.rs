@@ -183,8 +183,11 @@ fn linear() {
                 rig.keep(format!("linear dx {write:?} {t} {n} {k}"), &dx, F32_FLOOR);
             }
             let (mut dw, mut dbias) = (rig.float(DType::F32, &[n, k]), rig.float(DType::F32, &[n]));
-            rig.device.linear_backward_weight(&mut dw, &dy, &x);
+            rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Accumulate);
             rig.keep(format!("linear dw {t} {n} {k}"), &dw, F32_FLOOR);
+            let mut dw = rig.void(DType::F32, &[n, k]);
+            rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Overwrite);
+            rig.keep(format!("linear dw over {t} {n} {k}"), &dw, F32_FLOOR);
             rig.device.linear_backward_bias(&mut dbias, &dy);
             rig.keep(format!("linear dbias {t} {n} {k}"), &dbias, F32_FLOOR);
         }
@@ -279,11 +282,12 @@ fn rope_and_pages() {
 fn mlp_embed_and_loss() {
     compare!(rig, {
         for (t, f) in [(1, 8), (33, 4864), (7, 37)] {
-            let (mut gate_up, dy, mut y) = (rig.activation(&[t, 2 * f]), rig.activation(&[t, f]), rig.void(rig.act, &[t, f]));
+            let (mut gate_up, mut dy, mut y) = (rig.activation(&[t, 2 * f]), rig.activation(&[t, f]), rig.void(rig.act, &[t, f]));
             rig.device.swiglu_forward(&mut y, &gate_up);
             rig.keep(format!("swiglu {t} {f}"), &y, F32_FLOOR);
-            rig.device.swiglu_backward(&mut gate_up, &dy);
+            rig.device.swiglu_backward(&mut gate_up, &mut dy);
             rig.keep(format!("swiglu gradient {t} {f}"), &gate_up, F32_FLOOR);
+            rig.keep(format!("swiglu again {t} {f}"), &dy, F32_FLOOR);
         }
         for (t, v, d) in [(1, 5, 8), (700, 11, 64), (300, 5000, 37)] {
             let (table, ids, dx) = (rig.activation(&[v, d]), rig.ids(t, v), rig.activation(&[t, d]));

@@ -68,13 +68,16 @@ impl Case {
         Output::new(rig, "dx", &dx)
     }
 
-    fn backward_parameters(&self, rig: &Rig) -> [Output; 2] {
+    /// dw added to what was there, dbias, and dw over what was there.
+    fn backward_parameters(&self, rig: &Rig) -> [Output; 3] {
         let (t, n, k) = self.shape;
+        let mut over = rig.void(DType::F32, &[n, k]);
         let (mut dw, mut dbias) = (rig.tensor(DType::F32, &[n, k], &self.start[1]), rig.tensor(DType::F32, &[n], &self.start[2]));
         let dy = rig.activation(&[t, n], &self.dy);
-        rig.cpu.linear_backward_weight(&mut dw, &dy, &rig.activation(&[t, k], &self.x));
+        rig.cpu.linear_backward_weight(&mut dw, &dy, &rig.activation(&[t, k], &self.x), Write::Accumulate);
+        rig.cpu.linear_backward_weight(&mut over, &dy, &rig.activation(&[t, k], &self.x), Write::Overwrite);
         rig.cpu.linear_backward_bias(&mut dbias, &dy);
-        [Output::new(rig, "dw", &dw), Output::new(rig, "dbias", &dbias)]
+        [Output::new(rig, "dw", &dw), Output::new(rig, "dbias", &dbias), Output::new(rig, "dw over", &over)]
     }
 }
 
@@ -171,8 +174,9 @@ fn gradients_match_finite_differences() {
         check_gradient("dx", &dx, &case.x, |x| loss(x, &case.w));
         let accumulated = added(&case.backward_input(&rig, Write::Accumulate).values, &case.start[0]);
         assert!(distance(&accumulated, &dx) < 1e-12);
-        let [dw, dbias] = case.backward_parameters(&rig);
+        let [dw, dbias, over] = case.backward_parameters(&rig);
         check_gradient("dw", &added(&dw.values, &case.start[1]), &case.w, |w| loss(&case.x, w));
+        assert!(distance(&added(&dw.values, &case.start[1]), &over.values) < 1e-12);
         let (t, n, _) = shape;
         let columns: Vec<f64> = (0..n).map(|column| (0..t).map(|row| case.dy[row * n + column]).sum()).collect();
         assert!(distance(&added(&dbias.values, &case.start[2]), &columns) < 1e-12);

@@ -16,10 +16,11 @@ fn forward(rig: &Rig, (t, f): (usize, usize), gate_up: &[f64]) -> Output {
     Output::new(rig, "y", &y)
 }
 
-fn backward(rig: &Rig, (t, f): (usize, usize), gate_up: &[f64], dy: &[f64]) -> Output {
-    let mut gate_up = rig.activation(&[t, 2 * f], gate_up);
-    rig.cpu.swiglu_backward(&mut gate_up, &rig.activation(&[t, f], dy));
-    Output::new(rig, "dgate_up", &gate_up)
+/// The gradient, and the output again.
+fn backward(rig: &Rig, (t, f): (usize, usize), gate_up: &[f64], dy: &[f64]) -> [Output; 2] {
+    let (mut gate_up, mut dy) = (rig.activation(&[t, 2 * f], gate_up), rig.activation(&[t, f], dy));
+    rig.cpu.swiglu_backward(&mut gate_up, &mut dy);
+    [Output::new(rig, "dgate_up", &gate_up), Output::new(rig, "y", &dy)]
 }
 
 /// Gates between -8 and 8, where the sigmoid bends.
@@ -46,11 +47,12 @@ fn gradients_match_finite_differences() {
     let (mut random, rig) = (Random::fresh(), Rig::reference());
     for shape @ (t, f) in SHAPES {
         let (gate_up, dy) = (gates(&mut random, t * 2 * f), random.values(t * f));
-        let gradient = backward(&rig, shape, &gate_up, &dy);
+        let [gradient, y] = backward(&rig, shape, &gate_up, &dy);
+        assert_eq!(y.values, forward(&rig, shape, &gate_up).values);
         check_gradient("dgate_up", &gradient.values, &gate_up, |x| dot(&forward(&rig, shape, x).values, &dy));
         // Overwritten, not added to: twice the output's gradient gives twice the result, whatever was there.
         let twice: Vec<f64> = dy.iter().map(|x| 2.0 * x).collect();
-        let difference = added(&backward(&rig, shape, &gate_up, &twice).values, &gradient.values);
+        let difference = added(&backward(&rig, shape, &gate_up, &twice)[0].values, &gradient.values);
         assert!(distance(&difference, &gradient.values) < 1e-14);
     }
 }
@@ -61,7 +63,7 @@ fn extreme_gates_saturate() {
     let y = forward(&rig, (1, 3), &[-1000.0, 1000.0, 0.0, 1.0, 1.0, 1.0]);
     assert_eq!(y.values, [0.0, 1000.0, 0.0]);
     agree(|rig| vec![forward(rig, (1, 3), &[-1000.0, 100.0, 0.0, 1.0, 1.0, 1.0])]);
-    let d = backward(&rig, (1, 3), &[-1000.0, 1000.0, 0.0, 1.0, 1.0, 1.0], &[1.0; 3]);
+    let [d, _] = backward(&rig, (1, 3), &[-1000.0, 1000.0, 0.0, 1.0, 1.0, 1.0], &[1.0; 3]);
     assert_eq!(d.values, [0.0, 1.0, 0.5, 0.0, 1000.0, 0.0]);
 }
 
@@ -71,6 +73,6 @@ fn precisions_agree() {
     for shape @ (t, f) in [(1, 8), (17, 11), (100, 300)] {
         let (gate_up, dy) = (gates(&mut random, t * 2 * f), random.values(t * f));
         agree(|rig| vec![forward(rig, shape, &gate_up)]);
-        agree(|rig| vec![backward(rig, shape, &gate_up, &dy)]);
+        agree(|rig| backward(rig, shape, &gate_up, &dy).into());
     }
 }

@@ -66,6 +66,9 @@ pub struct ScheduleSettings {
     /// Device bytes for activations of more chunks than the one in work, so that pass 2 need not compute them again. Default
     /// `auto` (`None`): what a GPU has left; nothing on the CPU, whose memory is everyone's.
     pub keep_budget_bytes: Option<u64>,
+    /// The same of page-locked host memory, for attention's outputs and layer inputs. Default `auto` (`None`): what the host of a
+    /// GPU has left, but a tenth; nothing on the CPU.
+    pub keep_host_budget_bytes: Option<u64>,
     /// Tokens per tile of head and loss. Default `auto` (`None`): chosen by the plan, so that a tile of logits stays small.
     pub loss_tile_tokens: Option<usize>,
 }
@@ -224,6 +227,7 @@ fn read_schedule(section: &Section<'_>) -> Result<ScheduleSettings> {
         chunk_tokens: section.or("chunk_tokens", Tokens(8192))?.0,
         keep: section.or("keep", Keep::Auto)?,
         keep_budget_bytes: section.or("keep_budget", OrAuto::<NumBytes>(None))?.0.map(|bytes| bytes.0),
+        keep_host_budget_bytes: section.or("keep_host_budget", OrAuto::<NumBytes>(None))?.0.map(|bytes| bytes.0),
         loss_tile_tokens: section.or("loss_tile_tokens", OrAuto::<Tokens>(None))?.0.map(|tokens| tokens.0),
     })
 }

@@ -82,6 +82,23 @@ impl Sequence {
         self
     }
 
+    /// Adds the tokens of another sequence, which see none of these.
+    ///
+    /// # Panics
+    /// If both are longer together than u32 counts.
+    pub fn append(&mut self, other: &Self) {
+        let start = u32::try_from(self.ids.len()).expect("a sequence has fewer than 2^32 tokens");
+        self.ids.extend(&other.ids);
+        self.labels.extend(&other.labels);
+        self.positions.extend(&other.positions);
+        self.first.extend(other.first.iter().map(|first| start.checked_add(*first).expect("fewer than 2^32 tokens")));
+    }
+
+    /// Its largest position plus one: tokens of its longest document.
+    pub fn longest(&self) -> usize {
+        self.positions.iter().max().map_or(0, |&last| last as usize + 1)
+    }
+
     /// Number of labels that count in the loss.
     pub fn num_labels(&self) -> usize {
         self.labels.iter().filter(|&&label| label != IGNORE).count()

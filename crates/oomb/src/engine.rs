@@ -5,7 +5,8 @@ pub mod optimizer;
 
 use crate::data::Sequence;
 use crate::kv::select::{Selection, visible_pages};
-use crate::kv::{Access, KvMemory, Mode, Store};
+use crate::kv::{Access, KvMemory, Mode, Store, Traffic};
+use crate::model::activations::host::HostActivations;
 use crate::model::activations::{Activations, Keep, LayerActivations, Place};
 use crate::model::config::ModelConfig;
 use crate::model::head::HeadBuffers;
@@ -66,6 +67,8 @@ pub struct Engine<B: Backend> {
     pub optimizer: Option<OptimizerState<B>>,
     /// One chunk's buffers.
     pub activations: Activations<B>,
+    /// What chunks keep in host memory from pass 1 to pass 2.
+    pub host: HostActivations<B>,
     /// One loss tile's buffers.
     pub head: HeadBuffers<B>,
     /// Keys, values and their gradients.
@@ -124,6 +127,11 @@ impl<B: Backend> Engine<B> {
         let mut must = |name: &str| arena.take(name).unwrap_or_else(|| panic!("the plan has no buffer {name}"));
         let rank = lora.map(|lora| lora.rank);
         let activations = Activations::new(&config, plan.keep, rank, plan.kept, |name| must(&format!("activations.{name}")));
+        let host = HostActivations::new(&config, plan.kept, |name| {
+            let name = format!("activations.{name}.host");
+            arena.take_host(&name).unwrap_or_else(|| panic!("the plan has no host buffer {name}"))
+        });
+        let mut must = |name: &str| arena.take(name).unwrap_or_else(|| panic!("the plan has no buffer {name}"));
         let head = HeadBuffers { normed: must("head.normed"), rstd: must("head.rstd"), logits: must("head.logits") };
         let inputs = Inputs {
             ids: must("sequence.ids"),
@@ -146,6 +154,7 @@ impl<B: Backend> Engine<B> {
             norm_squared,
             optimizer,
             activations,
+            host,
             head,
             store,
             plan,
@@ -205,8 +214,7 @@ impl<B: Backend> Engine<B> {
         for (tensor, values) in arrays {
             self.device.upload(&mut tensor.narrow(rows.clone()), HostData::U32(values));
         }
-        let longest = sequence.positions.iter().max().map_or(0, |&last| last as usize + 1);
-        let (inv_freq, scale) = rope::inv_freq(&self.config, longest);
+        let (inv_freq, scale) = rope::inv_freq(&self.config, sequence.longest());
         self.device.upload(&mut self.inputs.inv_freq, HostData::F64(&inv_freq));
         self.rope_scale = scale;
         first
@@ -225,6 +233,27 @@ impl<B: Backend> Engine<B> {
         self.activations.layer(chunk.place, layer, chunk.tokens.len())
     }
 
+    /// Starts the copies of what the chunk's place keeps of `layer` in host memory; of its output after the last layer.
+    pub fn save(&mut self, chunk: &Chunk, layer: usize) {
+        let acts = self.acts(chunk, layer.min(self.config.num_layers - 1));
+        self.host.save(&self.device, chunk.place, layer, &acts);
+    }
+
+    /// After `chunk`'s last use of `layer`, or of its output after the last: brings what the next chunk to be computed in the same
+    /// buffers keeps of it in host memory, where `earlier` are those before.
+    pub fn fetch(&mut self, earlier: &[Chunk], chunk: &Chunk, layer: usize) {
+        let next = earlier.iter().rev().find(|next| next.place.set == chunk.place.set);
+        let Some(next) = next else { return };
+        let acts = self.acts(next, layer.min(self.config.num_layers - 1));
+        self.host.fetch(&self.device, next.place, layer, &acts);
+    }
+
+    /// Bytes moved between host and device so far: pages and activations.
+    pub fn traffic(&self) -> Traffic {
+        let (pages, [out_bytes, in_bytes]) = (self.store.traffic(), self.host.moved);
+        Traffic { in_bytes: pages.in_bytes + in_bytes, out_bytes: pages.out_bytes + out_bytes }
+    }
+
     /// A chunk's angles into the rotation table, which all chunks share.
     pub fn rotate(&mut self, chunk: &Chunk) {
         let mut acts = self.acts(chunk, 0);
@@ -234,6 +263,7 @@ impl<B: Backend> Engine<B> {
 
     /// Starts a chunk's forward: its embeddings into the first layer's input.
     pub fn embed(&mut self, chunk: &Chunk) {
+        self.host.reuse(&self.device, 0);
         let mut acts = self.acts(chunk, 0);
         self.device.embed_forward(&mut acts.input, &self.weights.embed, &self.ids(chunk));
     }

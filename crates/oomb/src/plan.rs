@@ -1,11 +1,12 @@
 //! Every buffer of a run by name, bytes and tier: what is allocated, what is printed, and what is refused before any
 //! work. Arithmetic on configurations and page sizes; it must not know a device.
 
+mod keep;
 pub mod optimizer;
 
 use crate::config::{Bytes, format_count};
 use crate::kv::{KvLayout, KvShape};
-use crate::model::activations::{Keep, Kept, Place, activation_shapes};
+use crate::model::activations::{Keep, Kept, activation_shapes, host_shapes};
 use crate::model::config::ModelConfig;
 use crate::model::lora::{LoraConfig, trained_specs};
 use crate::model::params::{ParamSpec, param_specs};
@@ -94,6 +95,8 @@ pub struct Request {
     pub device_budget: Option<u64>,
     /// Bytes of device memory for activations of more chunks than one; `None`: what is left, on a device with memory of its own.
     pub keep_budget: Option<u64>,
+    /// The same of page-locked host memory.
+    pub keep_host_budget: Option<u64>,
     /// Storage of dk, dv.
     pub grad_dtype: DType,
     /// Adapters beside frozen weights: only they have gradients and optimizer state.
@@ -144,13 +147,19 @@ pub struct DoesNotFit {
     pub smallest: Box<Plan>,
 }
 
-/// Left free where the rest of a device is filled with kept activations: libraries load code when it is first used.
-const SPARE_BYTES: u64 = 1 << 30;
-
-/// Logits of a tile stay below this where the tile is not given.
+/// Where the tile is not given, its logits take this much, or a hundredth of the device's memory where that is more, and it has so many
+/// tokens at most: fewer tiles write the head's gradient less often.
 const TILE_BYTES: u64 = 512 << 20;
+const TILE_SHARE: u64 = 100;
+const TILE_TOKENS: usize = 4096;
 
 impl Request {
+    /// Tokens that go through the two passes together: a sequence, or as many of a training step as fit one chunk.
+    pub fn pass_tokens(&self) -> usize {
+        let most = if self.training.is_some() { self.sequences_per_step.max(1) } else { 1 };
+        (self.chunk_tokens / self.sequence_tokens).clamp(1, most) * self.sequence_tokens
+    }
+
     /// The least that [`Self::device_budget`] can be: a chunk's own pages of one layer, the group in use, and those under
     /// way; bytes.
     pub fn smallest_budget(&self, machine: &Machine) -> u64 {
@@ -173,7 +182,7 @@ impl Request {
     fn shape(&self) -> KvShape {
         KvShape {
             num_layers: self.model.num_layers,
-            num_pages: self.sequence_tokens.div_ceil(self.page_tokens),
+            num_pages: self.pass_tokens().div_ceil(self.page_tokens),
             chunk_pages: self.chunk_tokens / self.page_tokens,
             group_pages: self.group_pages,
         }
@@ -205,10 +214,9 @@ fn too_small(budget: u64, smallest: u64, request: &Request) -> String {
 }
 
 impl Plan {
-    /// Decides everything that `request` leaves open, in this order: the most exact optimizer state that fits
-    /// ([`StateRequest`]), keep as much of a chunk as fits beside the smallest
-    /// ring of pages, then hold as many pages on the device as there is room for (the rest lives on the host), then keep of other
-    /// chunks what saves most.
+    /// Decides everything that `request` leaves open: the most exact optimizer state that fits ([`StateRequest`]); with it, for each
+    /// [`Keep`], as many pages on the device as there is room for beside a chunk's activations (the rest lives on the host), and what
+    /// else to keep; then the [`Keep`] after which least is computed again.
     pub fn new(request: &Request, machine: &Machine) -> Result<Self, DoesNotFit> {
         let smallest_budget = request.smallest_budget(machine);
         if let Some(budget) = request.device_budget.filter(|&budget| budget < smallest_budget) {
@@ -218,19 +226,17 @@ impl Plan {
         let keeps = match request.training {
             None => vec![None],
             Some(Training { keep: Some(keep), .. }) => vec![Some(keep)],
-            Some(Training { keep: None, .. }) => vec![Some(Keep::All), Some(Keep::Attention), Some(Keep::Inputs)],
+            Some(Training { keep: None, .. }) => [Keep::All, Keep::Mlp, Keep::Attention, Keep::Inputs].map(Some).to_vec(),
         };
         let mut smallest: Option<Self> = None;
         for state in request.optimizer_states(machine) {
-            for &keep in &keeps {
-                let plan = Self::with(request, machine, keep, state);
-                if plan.shortfall() == 0 {
-                    return Ok(plan);
-                }
-                if smallest.as_ref().is_none_or(|smallest| plan.shortfall() <= smallest.shortfall()) {
-                    smallest = Some(plan);
-                }
+            let plans: Vec<_> = keeps.iter().map(|&keep| Self::with(request, machine, keep, state)).collect();
+            let fitting = plans.iter().filter(|plan| plan.shortfall() == 0);
+            if let Some(best) = fitting.min_by(|a, b| a.recomputed_flop().total_cmp(&b.recomputed_flop())) {
+                return Ok(best.clone());
             }
+            // Of equals the last: it holds least.
+            smallest = smallest.into_iter().chain(plans).rev().min_by_key(Self::shortfall);
         }
         let smallest = smallest.expect("at least one way to keep activations was tried");
         Err(DoesNotFit { message: smallest.refusal(), smallest: Box::new(smallest) })
@@ -274,8 +280,8 @@ impl Plan {
     fn with(request: &Request, machine: &Machine, keep: Option<Keep>, optimizer: Option<State>) -> Self {
         let tile = request.loss_tile_tokens.unwrap_or_else(|| {
             let row_bytes = request.model.vocab_size as u64 * machine.bytes_of(machine.compute_dtype);
-            let rows = (TILE_BYTES / row_bytes).clamp(1, 1 << 20) as usize;
-            (1 << rows.ilog2()).min(1024)
+            let rows = (TILE_BYTES.max(machine.device_memory / TILE_SHARE) / row_bytes).clamp(1, 1 << 20) as usize;
+            (1 << rows.ilog2()).min(TILE_TOKENS)
         });
         let loss_tile_tokens = tile.min(chunk_tokens(request));
         let shape = request.shape();
@@ -301,69 +307,6 @@ impl Plan {
         plan
     }
 
-    /// Spends what is left on activations that pass 2 would compute again: attention's outputs, or all that a chunk keeps, of
-    /// the latest chunks, since those attend to most. Of all pairs of counts that fit, the one that saves most FLOP.
-    fn keep_more(&mut self) {
-        let others = self.num_chunks() - 1;
-        let Some(keep) = self.keep.filter(|_| others > 0) else { return };
-        let used = self.device_bytes() + if self.machine.shared { self.bytes(Tier::Host) } else { 0 };
-        let spare = if self.machine.shared { 0 } else { SPARE_BYTES };
-        let left = self.machine.device_memory.saturating_sub(used + spare);
-        let left = match self.request.keep_budget {
-            Some(budget) => budget.min(left),
-            None if self.machine.shared => 0,
-            None => left,
-        };
-        let bytes_of = |kept| {
-            let more = Self { kept, ..self.clone() };
-            more.table().iter().map(|buffer| buffer.bytes).sum::<u64>()
-                - self.buffers.iter().map(|buffer| buffer.bytes).sum::<u64>()
-        };
-        let chunk_bytes = bytes_of(Kept { chunks: 1, attention: 0 });
-        let attention_bytes = bytes_of(Kept { chunks: 0, attention: 1 });
-        let most = |left: u64, bytes: u64, others: usize| left.checked_div(bytes).map_or(0, |n| others.min(n as usize));
-        let pairs = (0..=most(left, chunk_bytes, others)).map(|chunks| {
-            let attention = most(left - chunks as u64 * chunk_bytes, attention_bytes, others - chunks);
-            Kept { chunks, attention }
-        });
-        let saved = pairs.map(|kept| (self.saved_flop(kept, keep), kept));
-        if let Some((_, kept)) = saved.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
-            self.kept = kept;
-            self.buffers = self.table();
-        }
-    }
-
-    /// FLOP of pass 2 that are not done: of the chunks in [`Kept::chunks`] the whole forward, of those in [`Kept::attention`]
-    /// attention's, twice where it would be done once more before the backward.
-    fn saved_flop(&self, kept: Kept, keep: Keep) -> f64 {
-        let (request, model) = (&self.request, &self.request.model);
-        let tokens = chunk_tokens(request) as f64;
-        let linear: usize = param_specs(model).iter().filter(|spec| spec.is_matrix()).map(ParamSpec::len).sum();
-        let attention = |from_end: usize| {
-            let visible = (request.sequence_tokens as f64 - (from_end as f64 + 0.5) * tokens).max(0.0);
-            4.0 * (model.q_width() * model.num_layers) as f64 * visible * tokens
-        };
-        let chunks: f64 = (1..=kept.chunks).map(|chunk| 2.0 * linear as f64 * tokens + attention(chunk)).sum();
-        let times = if keep == Keep::Inputs { 2.0 } else { 1.0 };
-        let further: f64 = (kept.chunks + 1..=kept.chunks + kept.attention).map(attention).sum();
-        chunks + times * further
-    }
-
-    fn num_chunks(&self) -> usize {
-        self.request.sequence_tokens.div_ceil(self.request.chunk_tokens)
-    }
-
-    /// Where the activations of chunk `index` of `num_chunks` are: the last chunk's forward precedes its backward anyhow, those
-    /// before it are kept as far as planned.
-    pub fn place(&self, index: usize, num_chunks: usize) -> Place {
-        let from_end = num_chunks - 1 - index;
-        if from_end <= self.kept.chunks {
-            return Place { set: from_end, attention: None };
-        }
-        let further = from_end - self.kept.chunks - 1;
-        Place { set: 0, attention: (further < self.kept.attention).then_some(further) }
-    }
-
     fn table(&self) -> Vec<Buffer> {
         let (request, model, compute) = (&self.request, &self.request.model, self.machine.compute_dtype);
         let mut table = Table { machine: &self.machine, buffers: Vec::new() };
@@ -384,14 +327,17 @@ impl Plan {
         for (name, dtype, shape) in activation_shapes(model, chunk_tokens(request), self.keep, rank, self.kept) {
             table.device(&format!("activations.{name}"), dtype.unwrap_or(compute), &shape);
         }
+        for (name, dtype, shape) in host_shapes(model, chunk_tokens(request), self.kept) {
+            table.add(&format!("activations.{name}.host"), Tier::Host, dtype.unwrap_or(compute), &shape);
+        }
         let tile = self.loss_tile_tokens;
         table.device("head.normed", compute, &[tile, model.hidden_size]);
         table.device("head.rstd", DType::F32, &[tile]);
         table.device("head.logits", compute, &[tile, model.vocab_size]);
         for name in ["ids", "labels", "positions", "first"] {
-            table.device(&format!("sequence.{name}"), DType::U32, &[request.sequence_tokens]);
+            table.device(&format!("sequence.{name}"), DType::U32, &[request.pass_tokens()]);
         }
-        table.device("sequence.losses", DType::F32, &[request.sequences_per_step, request.sequence_tokens]);
+        table.device("sequence.losses", DType::F32, &[request.sequences_per_step, request.pass_tokens()]);
         table.device("sequence.inv_freq", DType::F64, &[model.head_dim / 2]);
         let (slots, host_slots) = (self.layout.device_slots(), self.layout.host_slots());
         let mut kinds = vec![("kv.pages", compute)];
@@ -403,19 +349,6 @@ impl Plan {
             }
         }
         table.buffers
-    }
-
-    /// What is kept of other chunks, in words that go on from what a chunk keeps.
-    pub fn kept_words(&self) -> String {
-        let Kept { chunks, attention } = self.kept;
-        let total = self.num_chunks();
-        let recomputed = total - 1 - chunks;
-        match (chunks, attention) {
-            (0, 0) => String::new(),
-            (chunks, 0) => format!(", {chunks} of {} earlier chunks kept", total - 1),
-            (0, attention) => format!(", attention of {attention} of {recomputed} earlier chunks kept"),
-            _ => format!(", {chunks} of {} earlier chunks kept, attention of {attention} of the others", total - 1),
-        }
     }
 
     fn refusal(&self) -> String {
@@ -483,9 +416,9 @@ impl Plan {
     }
 }
 
-/// Rows of the activation buffers: a sequence shorter than a chunk needs no more than itself.
+/// Rows of the activation buffers: what is shorter than a chunk needs no more than itself.
 fn chunk_tokens(request: &Request) -> usize {
-    request.chunk_tokens.min(request.sequence_tokens)
+    request.chunk_tokens.min(request.pass_tokens())
 }
 
 struct Table<'a> {

@@ -100,6 +100,7 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
         KeepSetting::Auto => None,
         KeepSetting::Inputs => Some(Keep::Inputs),
         KeepSetting::Attention => Some(Keep::Attention),
+        KeepSetting::Mlp => Some(Keep::Mlp),
         KeepSetting::All => Some(Keep::All),
     };
     Request {
@@ -113,6 +114,7 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
         loss_tile_tokens: config.schedule.loss_tile_tokens,
         device_budget: config.kv.device_budget_bytes,
         keep_budget: config.schedule.keep_budget_bytes,
+        keep_host_budget: config.schedule.keep_host_budget_bytes,
         grad_dtype: match config.kv.grad_dtype {
             GradDtype::F32 => DType::F32,
             GradDtype::Bf16 => DType::Bf16,

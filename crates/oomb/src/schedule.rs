@@ -2,13 +2,15 @@
 //! computed (`model`) nor where pages are (`kv`); it decides what happens in which order.
 
 mod accesses;
+mod inference;
+
+pub use inference::{evaluate, predict};
 
 use crate::engine::{Chunk, Engine};
-use crate::kv::Mode;
 use crate::model::activations::Keep;
 use crate::model::head::HeadChunk;
 use crate::model::layer;
-use accesses::{is_kept, training_accesses};
+use accesses::{found, is_kept, keeps_attention, training_accesses};
 use oomb_device::ops::attention::{Mask, PageRef, Pages};
 use oomb_device::{Backend, Tensor};
 
@@ -32,53 +34,21 @@ pub fn forward_backward<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk], co
         forward(engine, chunk, if is_kept(chunk) { Pass::FillAndFinish } else { Pass::Fill });
     }
     // Pass 2, in reverse.
-    for chunk in chunks.iter().rev() {
+    for (index, chunk) in chunks.iter().enumerate().rev() {
         if is_kept(chunk) {
             engine.rotate(chunk);
         } else {
             forward(engine, chunk, if chunk == last { Pass::FillAndFinish } else { Pass::Recompute });
         }
         head_backward(engine, chunk, contribution.weight);
-        for layer in (0..engine.config.num_layers).rev() {
-            backward(engine, chunk, layer, keep, contribution.seed);
+        let layers = engine.config.num_layers;
+        engine.fetch(&chunks[..index], chunk, layers);
+        for layer in (0..layers).rev() {
+            backward(engine, chunk, layer, found(chunk, keep), contribution.seed);
+            engine.fetch(&chunks[..index], chunk, layer);
         }
         embed_backward(engine, chunk);
     }
-}
-
-/// Leaves the losses of one loaded sequence on the device; one pass, no gradient.
-pub fn evaluate<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) {
-    let layers = engine.config.num_layers;
-    engine.store.begin(chunks.iter().flat_map(|chunk| (0..layers).map(|layer| chunk.access(layer, Mode::Forward))).collect());
-    for chunk in chunks {
-        forward(engine, chunk, Pass::FillAndFinish);
-        let hidden = engine.acts(chunk, layers - 1).output;
-        let mut head = HeadChunk { losses: engine.losses(chunk), hidden: &hidden, labels: engine.labels(chunk) };
-        engine.head.forward(&engine.device, &engine.config, &engine.weights, &mut head);
-    }
-    engine.store.clear();
-}
-
-/// Leaves the logits `[1, V]` after the last token of `chunks`, which begin a sequence or go on with the one whose pages the
-/// store holds.
-pub fn predict<B: Backend>(engine: &mut Engine<B>, chunks: &[Chunk]) -> Option<Tensor<B>> {
-    let (last, earlier) = chunks.split_last()?;
-    let layers = engine.config.num_layers;
-    let accesses = |chunk: &Chunk, layers| (0..layers).map(|layer| chunk.access(layer, Mode::Forward)).collect::<Vec<_>>();
-    let fill = earlier.iter().flat_map(|chunk| accesses(chunk, layers - 1));
-    let accesses = fill.chain(accesses(last, layers)).collect();
-    if chunks[0].tokens.start == 0 {
-        engine.store.begin(accesses)
-    } else {
-        engine.store.announce(accesses)
-    }
-    for chunk in earlier {
-        forward(engine, chunk, Pass::Fill);
-    }
-    forward(engine, last, Pass::FillAndFinish);
-    let hidden = engine.acts(last, layers - 1).output;
-    let hidden = hidden.narrow(last.tokens.len() - 1..last.tokens.len());
-    Some(engine.head.predict(&engine.device, &engine.config, &engine.weights, &hidden))
 }
 
 /// What a chunk's forward is for.
@@ -97,21 +67,29 @@ fn forward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, pass: Pass) {
     engine.rotate(chunk);
     engine.embed(chunk);
     for layer in 0..layers {
+        let ends = pass == Pass::Fill && layer == layers - 1;
+        let attends = if keeps_attention(chunk) { pass != Pass::Recompute } else { !ends };
         project(engine, chunk, layer, pass != Pass::Recompute);
-        if pass == Pass::Fill && layer == layers - 1 {
-            return;
-        }
-        if pass != Pass::Recompute || !engine.activations.keeps_attention(chunk.place, layer) {
+        if attends {
             attend(engine, chunk, layer);
         }
+        if pass != Pass::Recompute {
+            engine.save(chunk, layer);
+        }
+        if ends {
+            return;
+        }
+        engine.host.reuse(&engine.device, layer + 1);
         let mut acts = engine.acts(chunk, layer);
         let weights = &engine.weights.layers[layer];
         layer::expand(&engine.device, &engine.config, weights, &mut acts);
         layer::contract(&engine.device, weights, &mut acts);
     }
+    engine.save(chunk, layers);
 }
 
 fn project<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, append: bool) {
+    engine.host.ready(&engine.device, layer);
     let mut acts = engine.acts(chunk, layer);
     let new = append.then(|| engine.store.append(layer, chunk.own_pages.clone()));
     let pages = new.as_deref().map(|refs| Pages { slab: engine.store.slab(), refs });
@@ -132,8 +110,9 @@ fn attend<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize) {
 }
 
 fn head_backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, weight: f32) {
-    let tokens = chunk.tokens.len();
-    let hidden = engine.acts(chunk, engine.config.num_layers - 1).output;
+    let (tokens, layers) = (chunk.tokens.len(), engine.config.num_layers);
+    engine.host.ready(&engine.device, layers);
+    let hidden = engine.acts(chunk, layers - 1).output;
     let mut head = HeadChunk { losses: engine.losses(chunk), hidden: &hidden, labels: engine.labels(chunk) };
     let mut d = engine.activations.gradients(tokens);
     let Engine { device, config, weights, grads: Some(grads), .. } = engine else { return };
@@ -146,7 +125,7 @@ fn backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, kee
     if keep < Keep::All {
         project(engine, chunk, layer, false);
     }
-    if keep < Keep::Attention && !engine.activations.keeps_attention(chunk.place, layer) {
+    if keep < Keep::Attention {
         attend(engine, chunk, layer);
     }
     let mut acts = engine.acts(chunk, layer);
@@ -154,8 +133,10 @@ fn backward<B: Backend>(engine: &mut Engine<B>, chunk: &Chunk, layer: usize, kee
     let first = engine.first(chunk);
     let Engine { device, config, weights, grads: Some(grads), .. } = &mut *engine else { return };
     let (weights, grads) = (&weights.layers[layer], &mut grads.layers[layer]);
-    if keep < Keep::All {
+    if keep < Keep::Mlp {
         layer::expand(device, config, weights, &mut acts);
+    } else if keep < Keep::All {
+        layer::normalise(device, config, weights, &mut acts);
     }
     layer::backward_mlp(device, config, weights, grads, &mut acts, &mut d);
 

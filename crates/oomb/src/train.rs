@@ -6,9 +6,11 @@ use crate::data::Sequence;
 use crate::engine::Engine;
 use crate::engine::optimizer::{Access, Part};
 use crate::model::params::ParamSpec;
+use crate::model::rope;
 use crate::schedule::{self, Contribution};
 use oomb_device::ops::optim::{AdamW, Clip};
 use oomb_device::{Backend, Result};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Loss and gradient of one optimizer step, before the update.
@@ -70,23 +72,42 @@ pub struct Update {
 pub fn gradient<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence], seed: u64) -> Result<StepLoss> {
     let labels = sequences.iter().map(Sequence::num_labels).sum::<usize>();
     let weight = 1.0 / labels.max(1) as f32;
-    let grads = engine.grads.as_mut().expect("an engine for training");
-    engine.device.fill(&mut grads.slab, 0.0);
-    for (index, sequence) in sequences.iter().enumerate() {
+    engine.grads.as_mut().expect("an engine for training").begin(&engine.device);
+    let passes = passes(engine, sequences);
+    for (index, sequence) in passes.iter().enumerate() {
         let chunks = engine.load(sequence, index);
         let seed = seed.wrapping_add((index as u64) << 48);
         schedule::forward_backward(engine, &chunks, Contribution { weight, seed });
     }
-    let (Some(grads), Some(norm)) = (&engine.grads, &mut engine.norm_squared) else { unreachable!("checked above") };
+    let (Some(grads), Some(norm)) = (&mut engine.grads, &mut engine.norm_squared) else { unreachable!("checked above") };
+    grads.end(&engine.device);
     engine.device.fill(norm, 0.0);
     engine.device.sum_squares(norm, &grads.slab);
     let grad_norm = engine.device.download_f64(norm)?[0].sqrt();
     let mut losses = LossSum { sum: 0.0, labels };
-    for (index, sequence) in sequences.iter().enumerate() {
+    for (index, sequence) in passes.iter().enumerate() {
         losses.add(&engine.download_losses(index, sequence.ids.len())?);
     }
     let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
     Ok(StepLoss { loss: losses.mean(), grad_norm, tokens, labels })
+}
+
+/// The sequences of a step as they go through the two passes: those that fit one chunk together go together, packed, so that the
+/// gradient of a matrix is written once for all of them. RoPE frequencies that depend on the length must be the same.
+pub fn passes<'a, B: Backend>(engine: &Engine<B>, sequences: &'a [Sequence]) -> Vec<Cow<'a, Sequence>> {
+    let request = &engine.plan.request;
+    let most = request.chunk_tokens.min(request.pass_tokens());
+    let frequencies = |sequence: &Sequence| rope::inv_freq(&engine.config, sequence.longest());
+    let mut passes: Vec<Cow<'a, Sequence>> = Vec::new();
+    for sequence in sequences {
+        match passes.last_mut() {
+            Some(last) if last.ids.len() + sequence.ids.len() <= most && frequencies(last) == frequencies(sequence) => {
+                last.to_mut().append(sequence);
+            }
+            _ => passes.push(Cow::Borrowed(sequence)),
+        }
+    }
+    passes
 }
 
 /// Updates what is trained by its gradients; enqueued, not waited for.

@@ -55,6 +55,7 @@ fn loss(files: &ModelFiles, name: &str) -> f64 {
         loss_tile_tokens: None,
         device_budget: None,
         keep_budget: None,
+        keep_host_budget: None,
         grad_dtype: DType::F32,
         lora: None,
         training: None,

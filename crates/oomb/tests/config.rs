@@ -132,7 +132,7 @@ fn key_of_another_section() {
 
 #[test]
 fn unknown_key_near_nothing() {
-    insta::assert_snapshot!(refuse(&with("schedule", "zzz = 1")), @"emma.toml: unknown key `schedule.zzz`; [schedule] has chunk_tokens, keep, keep_budget, loss_tile_tokens");
+    insta::assert_snapshot!(refuse(&with("schedule", "zzz = 1")), @"emma.toml: unknown key `schedule.zzz`; [schedule] has chunk_tokens, keep, keep_budget, keep_host_budget, loss_tile_tokens");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn wrong_type() {
     insta::assert_snapshot!(refuse(&with("kv", "device_budget = \"64 parsecs\"")), @r#"emma.toml: kv.device_budget must be "auto" or a number of bytes ("64MiB", "20GiB"), got the string "64 parsecs""#);
     insta::assert_snapshot!(refuse(&with("optimizer", "lr = \"high\"")), @r#"emma.toml: optimizer.lr must be a number, got the string "high""#);
     insta::assert_snapshot!(refuse(&with("run", "seed = -1")), @"emma.toml: run.seed must be a whole number, 0 or more, got the integer -1");
-    insta::assert_snapshot!(refuse_set("schedule.keep=most"), @r#"--set schedule.keep: schedule.keep must be "auto", "inputs", "attention" or "all", got the string "most""#);
+    insta::assert_snapshot!(refuse_set("schedule.keep=most"), @r#"--set schedule.keep: schedule.keep must be "auto", "inputs", "attention", "mlp" or "all", got the string "most""#);
 }
 
 #[test]
@@ -224,6 +224,7 @@ proptest! {
             "model.preset", "model.path", "model.rope_scaling", "data.train", "data.validation", "data.sequence_tokens",
             "data.tokenizer", "data.sequences_per_step", "data.sources", "data.packing", "data.long_documents", "data.format",
             "data.field", "data.loss_on", "data.malformed", "schedule.chunk_tokens", "schedule.keep", "schedule.keep_budget",
+            "schedule.keep_host_budget",
             "schedule.loss_tile_tokens",
             "kv.page_tokens", "kv.selection", "kv.grad_dtype", "kv.device_budget", "kv.group_pages", "kv.prefetch_groups",
             "optimizer.lr", "optimizer.betas", "optimizer.clip_norm", "optimizer.warmup_steps", "run.out", "run.steps",

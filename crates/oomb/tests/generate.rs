@@ -71,6 +71,7 @@ fn engine(model: &str, options: CpuOptions, context: usize, selection: Selection
         prefetch_groups: cut.prefetch_groups,
         loss_tile_tokens: Some(1),
         keep_budget: None,
+        keep_host_budget: None,
         lora: None,
         device_budget: None,
         grad_dtype: DType::F32,

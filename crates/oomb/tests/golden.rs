@@ -107,6 +107,7 @@ fn engine<B: Backend>(golden: &Golden, device: &B, cut: Cut) -> Engine<B> {
         loss_tile_tokens: Some(cut.loss_tile_tokens),
         device_budget: None,
         keep_budget: None,
+        keep_host_budget: None,
         grad_dtype: DType::F32,
         lora: golden.adapter.as_ref().map(|adapter| adapter.lora().clone()),
         training: Some(Training { keep: Some(cut.keep), optimizer: false }),

@@ -43,15 +43,14 @@ impl LinearOps for Cpu {
             let mut dx = op.write::<R>("dx", dx, Activation, &[t, k]);
             let dy = op.read::<R>("dy", dy, Activation, &[t, n]);
             let w = op.read::<R>("w", w, Activation, &[n, k]);
-            let keep = if write == Write::Accumulate { R::ONE } else { R::ZERO };
             op.enqueue(move || {
                 let product = (Mat::new(dy.slice(), t, n), Mat::new(w.slice(), n, k));
-                multiply(&mut dx, (t, k), keep, product);
+                multiply(&mut dx, (t, k), keep_of(write), product);
             });
         });
     }
 
-    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>) {
+    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>, write: Write) {
         let op = self.op("linear_backward_weight");
         op.require(dy.shape().len() == 2 && x.shape().len() == 2, || format!("dy is {dy:?}, x {x:?}, wanted [T, N] and [T, K]"));
         let (t, n, k) = (dy.dim(0), dy.dim(1), x.dim(1));
@@ -61,7 +60,7 @@ impl LinearOps for Cpu {
             let x = op.read::<R>("x", x, Activation, &[t, k]);
             op.enqueue(move || {
                 let product = (Mat::new(dy.slice(), t, n).t(), Mat::new(x.slice(), t, k));
-                multiply(&mut dw, (n, k), R::ONE, product);
+                multiply(&mut dw, (n, k), keep_of(write), product);
             });
         });
     }
@@ -155,6 +154,14 @@ impl<R: Float> Start<R> {
             Self::Matrix(matrix) => y.copy_from_slice(matrix.slice()),
         }
         R::ONE
+    }
+}
+
+/// The factor of what the output holds.
+fn keep_of<R: Float>(write: Write) -> R {
+    match write {
+        Write::Overwrite => R::ZERO,
+        Write::Accumulate => R::ONE,
     }
 }
 

@@ -24,16 +24,19 @@ impl MlpOps for Cpu {
         });
     }
 
-    fn swiglu_backward(&self, gate_up: &mut Tensor<Self>, dy: &Tensor<Self>) {
+    fn swiglu_backward(&self, gate_up: &mut Tensor<Self>, dy: &mut Tensor<Self>) {
         let op = self.op("swiglu_backward");
         op.require(dy.shape().len() == 2, || format!("dy is {dy:?}, wanted [T, F]"));
         let (t, f) = (dy.dim(0), dy.dim(1));
         with_real!(self, R, {
             let mut gate_up = op.write::<R>("gate_up", gate_up, Activation, &[t, 2 * f]);
-            let dy = op.read::<R>("dy", dy, Activation, &[t, f]);
+            let mut dy = op.write::<R>("dy", dy, Activation, &[t, f]);
             op.enqueue(move || {
                 let rounding = gate_up.rounding();
+                let mut y = vec![R::ZERO; t * f];
+                forward(&mut y, gate_up.slice(), f, rounding);
                 backward(gate_up.slice(), dy.slice(), f, rounding);
+                dy.slice().copy_from_slice(&y);
             });
         });
     }

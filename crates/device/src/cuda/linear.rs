@@ -223,17 +223,20 @@ impl LinearOps for Cuda {
         let (t, n, k) = (dy.rows(), w.rows(), w.dim(1));
         let d = op.at("dx", dx, Bf16, &[t, k]);
         let (a, b) = (op.at("w", w, Bf16, &[n, k]), op.at("dy", dy, Bf16, &[t, n]));
-        let beta = if write == Write::Accumulate { 1.0 } else { 0.0 };
-        self.product(op.name, key((k, n), (n, t), (k, t)), &Operands { a, b, c: d, d, bias: None, alpha: 1.0, beta });
+        self.product(
+            op.name,
+            key((k, n), (n, t), (k, t)),
+            &Operands { a, b, c: d, d, bias: None, alpha: 1.0, beta: beta_of(write) },
+        );
     }
 
-    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>) {
+    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>, write: Write) {
         let op = self.op("linear_backward_weight");
         let (t, n, k) = (dy.rows(), dy.dim(1), x.dim(1));
         let d = op.at("dw", dw, F32, &[n, k]);
         let (a, b) = (op.at("x", x, Bf16, &[t, k]), op.at("dy", dy, Bf16, &[t, n]));
         let key = Key { transpose_b: true, f32_out: true, ..key((k, t), (n, t), (k, n)) };
-        self.product(op.name, key, &Operands { a, b, c: d, d, bias: None, alpha: 1.0, beta: 1.0 });
+        self.product(op.name, key, &Operands { a, b, c: d, d, bias: None, alpha: 1.0, beta: beta_of(write) });
     }
 
     fn linear_backward_bias(&self, dbias: &mut Tensor<Self>, dy: &Tensor<Self>) {
@@ -280,6 +283,14 @@ impl Op<'_> {
         let fits = columns.range.start < columns.range.end && columns.range.end <= width;
         assert!(fits, "{}: {argument} is {tensor:?}, wanted [T, N] with columns {:?}", self.name, columns.range);
         self.at(argument, tensor, Bf16, &[rows, width]) + 2 * columns.range.start as u64
+    }
+}
+
+/// The factor of what the output holds.
+fn beta_of(write: Write) -> f32 {
+    match write {
+        Write::Overwrite => 0.0,
+        Write::Accumulate => 1.0,
     }
 }
 

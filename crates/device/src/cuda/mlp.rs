@@ -23,7 +23,7 @@ impl MlpOps for Cuda {
         self.swiglu("swiglu_forward", y, gate_up);
     }
 
-    fn swiglu_backward(&self, gate_up: &mut Tensor<Self>, dy: &Tensor<Self>) {
+    fn swiglu_backward(&self, gate_up: &mut Tensor<Self>, dy: &mut Tensor<Self>) {
         self.swiglu("swiglu_backward", dy, gate_up);
     }
 }

@@ -39,8 +39,8 @@ pub trait LinearOps: Device {
     /// `dx = dy · w` or `dx += dy · w`: `dx` `[T, K]`, `dy` `[T, N]`, `w` `[N, K]`, all activations.
     fn linear_backward_input(&self, dx: &mut Tensor<Self>, dy: &Tensor<Self>, w: &Tensor<Self>, write: Write);
 
-    /// `dw += dyᵀ · x`: **accumulates** into `[N, K]` f32 from `dy` `[T, N]` and `x` `[T, K]`.
-    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>);
+    /// `dw = dyᵀ · x` or `dw += dyᵀ · x`: `dw` `[N, K]` f32, `dy` `[T, N]` and `x` `[T, K]` activations.
+    fn linear_backward_weight(&self, dw: &mut Tensor<Self>, dy: &Tensor<Self>, x: &Tensor<Self>, write: Write);
 
     /// `dbias += Σ_t dy[t]`: **accumulates** into `[N]` f32 from `[T, N]`, deterministically.
     fn linear_backward_bias(&self, dbias: &mut Tensor<Self>, dy: &Tensor<Self>);

@@ -51,6 +51,6 @@ fn products<B: Backend>(bench: &Bench<B>, config: &ModelConfig, linear: &Linear)
     Ok(vec![
         row("forward", bench.time(|| device.linear_forward(&mut y, &x, &w, Epilogue::None))?),
         row("backward input", bench.time(|| device.linear_backward_input(&mut dx, &dy, &w, Write::Overwrite))?),
-        row("backward weight", bench.time(|| device.linear_backward_weight(&mut dw, &dy, &x))?),
+        row("backward weight", bench.time(|| device.linear_backward_weight(&mut dw, &dy, &x, Write::Accumulate))?),
     ])
 }

@@ -97,7 +97,7 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
     let mut seconds = Vec::new();
     let (mut last, mut traffic) = (None, Traffic::default());
     for step in 1..=repeat.warm_up + repeat.steps.max(1) {
-        let (before, started) = (engine.store.traffic(), Instant::now());
+        let (before, started) = (engine.traffic(), Instant::now());
         let loss = train::gradient(&mut engine, &sequences, repeat.seed.wrapping_add(step as u64))?;
         if engine.optimizer.is_some() {
             train::update(&mut engine, &update(step, repeat.seed));
@@ -106,7 +106,7 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
         if step > repeat.warm_up {
             seconds.push(started.elapsed().as_secs_f64());
         }
-        let after = engine.store.traffic();
+        let after = engine.traffic();
         traffic = Traffic { in_bytes: after.in_bytes - before.in_bytes, out_bytes: after.out_bytes - before.out_bytes };
         last = Some(loss);
     }

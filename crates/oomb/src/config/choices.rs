@@ -81,16 +81,19 @@ pub enum Keep {
     Inputs,
     /// Also the output and log-sum-exp of attention.
     Attention,
+    /// Also what the MLP reads; norms, q, k and v are computed again.
+    Mlp,
     /// Everything the backward reads.
     All,
 }
 
 words!(
     Keep,
-    "\"auto\", \"inputs\", \"attention\" or \"all\"",
+    "\"auto\", \"inputs\", \"attention\", \"mlp\" or \"all\"",
     Auto = "auto",
     Inputs = "inputs",
     Attention = "attention",
+    Mlp = "mlp",
     All = "all"
 );
 

@@ -29,7 +29,7 @@ pub(super) const KEYS: [(&str, &[&str]); 7] = [
             "malformed",
         ],
     ),
-    ("schedule", &["chunk_tokens", "keep", "keep_budget", "loss_tile_tokens"]),
+    ("schedule", &["chunk_tokens", "keep", "keep_budget", "keep_host_budget", "loss_tile_tokens"]),
     ("kv", &["page_tokens", "selection", "grad_dtype", "device_budget", "group_pages", "prefetch_groups"]),
     (
         "optimizer",

@@ -23,7 +23,9 @@ impl Config {
         out.section("schedule");
         out.value("chunk_tokens", self.schedule.chunk_tokens);
         out.value("keep", text(self.schedule.keep));
-        out.value("keep_budget", self.schedule.keep_budget_bytes.map_or(text("auto"), |bytes| text(format!("{bytes}B"))));
+        let bytes_or_auto = |bytes: Option<u64>| bytes.map_or(text("auto"), |bytes| text(format!("{bytes}B")));
+        out.value("keep_budget", bytes_or_auto(self.schedule.keep_budget_bytes));
+        out.value("keep_host_budget", bytes_or_auto(self.schedule.keep_host_budget_bytes));
         out.value("loss_tile_tokens", or_auto(self.schedule.loss_tile_tokens));
         out.section("kv");
         out.value("page_tokens", self.kv.page_tokens);

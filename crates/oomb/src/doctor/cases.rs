@@ -177,8 +177,11 @@ fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Resu
     out.add("dx accumulated", &dx)?;
     let (dw_before, dbias_before) = (random.values(n * k), random.values(n));
     let (mut dw, mut dbias) = (rig.f32(&[n, k], &dw_before)?, rig.f32(&[n], &dbias_before)?);
-    rig.device.linear_backward_weight(&mut dw, &dy, &x);
+    rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Accumulate);
     out.of("linear_backward_weight").added("dw", Kind::Stored, &dw, &dw_before)?;
+    let mut dw = rig.void(DType::F32, &[n, k])?;
+    rig.device.linear_backward_weight(&mut dw, &dy, &x, Write::Overwrite);
+    out.add("dw overwritten", &dw)?;
     rig.device.linear_backward_bias(&mut dbias, &dy);
     // A quarter of the columns, as an adapter of one projection in a fused matrix has.
     let columns = Columns { range: n / 4..n / 2, scale: 0.5 };
@@ -196,12 +199,12 @@ fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Resu
 fn mlp<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<Output>> {
     let mut random = Random(3);
     let mut gate_up = rig.activation(&[rows, 2 * width], &random.scaled(2 * rows * width, 4.0))?;
-    let dy = rig.activation(&[rows, width], &random.values(rows * width))?;
+    let mut dy = rig.activation(&[rows, width], &random.values(rows * width))?;
     let mut y = rig.void(rig.act, &[rows, width])?;
     rig.device.swiglu_forward(&mut y, &gate_up);
-    rig.device.swiglu_backward(&mut gate_up, &dy);
+    rig.device.swiglu_backward(&mut gate_up, &mut dy);
     let mut out = Outputs::new(rig);
-    out.of("swiglu_forward").add("y", &y)?.of("swiglu_backward").add("gate, up", &gate_up)?;
+    out.of("swiglu_forward").add("y", &y)?.of("swiglu_backward").add("gate, up", &gate_up)?.add("y", &dy)?;
     Ok(out.list)
 }
 

@@ -1,6 +1,8 @@
 //! The buffers of a chunk's activations and their gradients: what each layer keeps for its backward, what all layers
 //! share, and what free memory keeps of more chunks than the one in work.
 
+pub mod host;
+
 use super::config::ModelConfig;
 use super::projection::AdapterBuffers;
 use oomb_device::{Backend, DType, Tensor};
@@ -14,26 +16,66 @@ pub enum Keep {
     Inputs,
     /// Attention outputs and their log-sum-exp as well: attention is not done again.
     Attention,
+    /// And what the MLP's norm and first product read and gave: only norms, q, k and v are computed again.
+    Mlp,
     /// Everything but SwiGLU's output.
     All,
 }
 
-/// What is kept of other chunks than the one in work, so that pass 2 need not compute it again.
+/// What is kept of other chunks than the one in work, so that pass 2 need not compute it again; latest chunks first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kept {
     /// Chunks that pass 1 leaves all their [`Keep`] buffers of.
     pub chunks: usize,
-    /// Further chunks of which it leaves attention's outputs, of every layer but the last.
-    pub attention: usize,
+    /// Further chunks of which it leaves attention's outputs.
+    pub attention: Tiers,
+    /// How many of those also keep their layers' inputs and the last one's output: pass 2 then needs no forward of them, only
+    /// what [`Keep::Attention`] computes again within each layer.
+    pub inputs: Tiers,
+}
+
+/// How many chunks keep something where: the latest on the device, those before them on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tiers {
+    /// In device memory.
+    pub device: usize,
+    /// In page-locked host memory.
+    pub host: usize,
+}
+
+impl Tiers {
+    /// In either.
+    pub fn total(self) -> usize {
+        self.device + self.host
+    }
+
+    /// Where the chunk of that number has its own.
+    pub fn stored(self, index: usize) -> Option<Stored> {
+        if index < self.device {
+            return Some(Stored::Device(index));
+        }
+        (index < self.total()).then(|| Stored::Host(index - self.device))
+    }
+}
+
+/// A place that lasts from pass 1 to pass 2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// In buffers of its own.
+    Device(usize),
+    /// In host memory; in the buffers of set 0 while it is in work.
+    Host(usize),
 }
 
 /// Where a chunk's activations are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
-    /// Which set of buffers: 0 for chunks whose forward directly precedes their backward, others keep theirs from pass 1.
+    /// Which set of buffers: 0 for chunks that are recomputed, others keep theirs from pass 1.
     pub set: usize,
     /// Where its attention outputs are kept, if they are.
-    pub attention: Option<usize>,
+    pub attention: Option<Stored>,
+    /// Where its layers' inputs and its output are kept, if they are.
+    pub inputs: Option<Stored>,
 }
 
 /// One buffer: name, dtype (`None`: the device's compute dtype), elements per token, and from which [`Keep`] on every
@@ -44,6 +86,8 @@ const INPUT: &str = "input";
 const FINAL: &str = "output";
 const ATTENDED: &str = "attended";
 const LSE: &str = "lse";
+const KEPT_INPUT: &str = "kept_input";
+const KEPT_OUTPUT: &str = "kept_output";
 const KEPT_ATTENDED: &str = "kept_attended";
 const KEPT_LSE: &str = "kept_lse";
 const ADAPTER_HIDDEN: &str = "adapter_hidden";
@@ -63,10 +107,10 @@ fn buffers(config: &ModelConfig, train: bool, rank: Option<usize>) -> Vec<Buffer
         ("q", None, q, Some(Keep::All)),
         (ATTENDED, None, q, Some(Keep::Attention)),
         (LSE, f32, h, Some(Keep::Attention)),
-        ("middle", None, d, Some(Keep::All)),
+        ("middle", None, d, Some(Keep::Mlp)),
         ("mlp_normed", None, d, Some(Keep::All)),
         ("mlp_rstd", f32, 1, Some(Keep::All)),
-        ("gate_up", None, 2 * f, Some(Keep::All)),
+        ("gate_up", None, 2 * f, Some(Keep::Mlp)),
         ("swiglu", None, f, None),
         ("attention_sum", f32, q, None),
         ("rope_table", f32, config.head_dim, None),
@@ -113,12 +157,25 @@ pub fn activation_shapes(
             (name, dtype, [copies, chunk_tokens, width])
         })
         .collect();
-    let copies = kept.attention * (layers - 1);
-    if copies > 0 {
-        shapes.push((KEPT_ATTENDED, None, [copies, chunk_tokens, config.q_width()]));
-        shapes.push((KEPT_LSE, Some(DType::F32), [copies, chunk_tokens, config.num_heads]));
-    }
+    shapes.extend(kept_shapes(config, chunk_tokens, [kept.inputs.device, kept.attention.device]));
     shapes
+}
+
+/// Buffers in host memory, for what chunks keep there.
+pub fn host_shapes(config: &ModelConfig, chunk_tokens: usize, kept: Kept) -> Vec<ActivationShape> {
+    kept_shapes(config, chunk_tokens, [kept.inputs.host, kept.attention.host])
+}
+
+/// What so many chunks keep of their inputs, and so many of attention.
+fn kept_shapes(config: &ModelConfig, chunk_tokens: usize, [inputs, attention]: [usize; 2]) -> Vec<ActivationShape> {
+    let (layers, d) = (config.num_layers, config.hidden_size);
+    let all = [
+        (KEPT_INPUT, None, [inputs * layers, chunk_tokens, d]),
+        (KEPT_OUTPUT, None, [inputs, chunk_tokens, d]),
+        (KEPT_ATTENDED, None, [attention * layers, chunk_tokens, config.q_width()]),
+        (KEPT_LSE, Some(DType::F32), [attention * layers, chunk_tokens, config.num_heads]),
+    ];
+    all.into_iter().filter(|(_, _, [copies, ..])| *copies > 0).collect()
 }
 
 /// A layer's buffers, `t` rows of each. A buffer that is not kept is the same for all layers.
@@ -214,18 +271,18 @@ impl<B: Backend> Activations<B> {
         buffer.index(copy).narrow(0..tokens)
     }
 
-    /// Whether the chunk's attention output in `layer` is still there in pass 2.
-    pub fn keeps_attention(&self, place: Place, layer: usize) -> bool {
-        place.attention.is_some() && layer + 1 < self.config.num_layers
-    }
-
-    /// Rows of attention's output or log-sum-exp: in their own place where they are kept.
-    fn attention_rows(&self, name: &str, place: Place, layer: usize, tokens: usize) -> Tensor<B> {
-        match place.attention {
-            Some(index) if self.keeps_attention(place, layer) => {
-                let kept = self.buffer(if name == ATTENDED { KEPT_ATTENDED } else { KEPT_LSE });
-                kept.index(index * (self.config.num_layers - 1) + layer).narrow(0..tokens)
-            }
+    /// Rows of what a chunk may keep on its own: in their own place where it is kept on the device.
+    fn kept_rows(
+        &self,
+        (name, kept): (&str, &str),
+        stored: Option<Stored>,
+        place: Place,
+        layer: usize,
+        tokens: usize,
+    ) -> Tensor<B> {
+        match stored {
+            Some(Stored::Device(index)) if name == FINAL => self.buffer(kept).index(index).narrow(0..tokens),
+            Some(Stored::Device(index)) => self.buffer(kept).index(index * self.config.num_layers + layer).narrow(0..tokens),
             _ => self.rows(name, place, layer, tokens),
         }
     }
@@ -236,18 +293,22 @@ impl<B: Backend> Activations<B> {
         let rows = |name| self.rows(name, place, layer, tokens);
         let by_head = |name| rows(name).reshape(&[tokens, heads, dim]);
         let vector = |name| rows(name).reshape(&[tokens]);
+        let input = |layer| self.kept_rows((INPUT, KEPT_INPUT), place.inputs, place, layer, tokens);
+        let attention = |names| self.kept_rows(names, place.attention, place, layer, tokens);
         let last = layer + 1 == self.config.num_layers;
+        let output =
+            if last { self.kept_rows((FINAL, KEPT_OUTPUT), place.inputs, place, layer, tokens) } else { input(layer + 1) };
         let d_adapter_hidden = self.keep.map(|_| D_ADAPTER_HIDDEN);
         let adapters = self.rank.map(|_| AdapterBuffers { hidden: rows(ADAPTER_HIDDEN), d_hidden: d_adapter_hidden.map(rows) });
         LayerActivations {
-            input: rows(INPUT),
-            output: if last { rows(FINAL) } else { self.rows(INPUT, place, layer + 1, tokens) },
+            input: input(layer),
+            output,
             attention_normed: rows("attention_normed"),
             attention_rstd: vector("attention_rstd"),
             qkv: rows("qkv"),
             q: by_head("q"),
-            attended: self.attention_rows(ATTENDED, place, layer, tokens).reshape(&[tokens, heads, dim]),
-            lse: self.attention_rows(LSE, place, layer, tokens),
+            attended: attention((ATTENDED, KEPT_ATTENDED)).reshape(&[tokens, heads, dim]),
+            lse: attention((LSE, KEPT_LSE)),
             middle: rows("middle"),
             mlp_normed: rows("mlp_normed"),
             mlp_rstd: vector("mlp_rstd"),

@@ -53,7 +53,7 @@ impl<B: Backend> HeadBuffers<B> {
             tile.logits_of(device, config, weights, hidden);
             device.cross_entropy_backward(losses, &mut tile.logits, labels, weight);
             if let Some(head) = &mut grads.head {
-                device.linear_backward_weight(head, &tile.logits, &tile.normed);
+                head.add(device, &tile.logits, &tile.normed);
             }
             let (mut d_hidden, mut d_normed) = (d.d_hidden.narrow(rows.clone()), d.d_normed.narrow(rows));
             device.linear_backward_input(&mut d_normed, &tile.logits, &weights.head, Write::Overwrite);

@@ -7,7 +7,7 @@ use super::projection;
 use super::weights::{LayerGrads, LayerWeights};
 use oomb_device::Backend;
 use oomb_device::ops::attention::{AttentionBackward, Mask, Pages, Part};
-use oomb_device::ops::linear::Epilogue;
+use oomb_device::ops::linear::{Epilogue, Write};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 
 /// The layer's norm of q and k, where it has one.
@@ -42,8 +42,13 @@ pub fn expand<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerWeigh
     let attended = acts.attended.reshape(&[acts.input.rows(), config.q_width()]);
     let residual = Epilogue::Residual(&acts.input);
     projection::forward(device, &mut acts.middle, &attended, &weights.output, residual, &mut acts.adapters);
-    device.rmsnorm_forward(&mut acts.mlp_normed, &mut acts.mlp_rstd, &acts.middle, &weights.mlp_norm, config.norm_eps);
+    normalise(device, config, weights, acts);
     projection::forward(device, &mut acts.gate_up, &acts.mlp_normed, &weights.gate_up, Epilogue::None, &mut acts.adapters);
+}
+
+/// The MLP's norm: from `middle` to `mlp_normed`.
+pub fn normalise<B: Backend>(device: &B, config: &ModelConfig, weights: &LayerWeights<B>, acts: &mut LayerActivations<B>) {
+    device.rmsnorm_forward(&mut acts.mlp_normed, &mut acts.mlp_rstd, &acts.middle, &weights.mlp_norm, config.norm_eps);
 }
 
 /// The rest of the MLP with the residual: from `gate_up` and `middle` to `output`.
@@ -63,10 +68,19 @@ pub fn backward_mlp<B: Backend>(
     acts: &mut LayerActivations<B>,
     d: &mut Gradients<B>,
 ) {
-    device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
-    let (dx, dy) = (&mut d.d_swiglu, &d.d_hidden);
-    projection::backward(device, (dx, dy), &acts.swiglu, &weights.down, &mut grads.down, &mut acts.adapters);
-    device.swiglu_backward(&mut acts.gate_up, &d.d_swiglu);
+    // The product's input is computed again on the way, as `d_swiglu`; its adapters need it before.
+    let adapted = !weights.down.adapters.is_empty();
+    if adapted {
+        device.swiglu_forward(&mut acts.swiglu, &acts.gate_up);
+        let (dx, dy) = (&mut d.d_swiglu, &d.d_hidden);
+        projection::backward(device, (dx, dy), &acts.swiglu, &weights.down, &mut grads.down, &mut acts.adapters);
+    } else {
+        device.linear_backward_input(&mut d.d_swiglu, &d.d_hidden, &weights.down.weight, Write::Overwrite);
+    }
+    device.swiglu_backward(&mut acts.gate_up, &mut d.d_swiglu);
+    if let Some(weight) = grads.down.weight.as_mut().filter(|_| !adapted) {
+        weight.add(device, &d.d_hidden, &d.d_swiglu);
+    }
     let (dx, dy) = (&mut d.d_normed, &acts.gate_up);
     projection::backward(device, (dx, dy), &acts.mlp_normed, &weights.gate_up, &mut grads.gate_up, &mut acts.adapters);
     let norm = (&mut d.d_hidden, grads.mlp_norm.as_mut());

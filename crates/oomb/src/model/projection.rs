@@ -24,10 +24,26 @@ pub struct Projection<B: Backend> {
     pub adapters: Vec<Adapter<B>>,
 }
 
+/// A matrix's gradient.
+pub struct MatrixGrad<B: Backend> {
+    /// `[N, K]` f32; undefined before a step's first product where that overwrites.
+    pub tensor: Tensor<B>,
+    /// What the next product does.
+    pub write: Write,
+}
+
+impl<B: Backend> MatrixGrad<B> {
+    /// Adds `dyᵀ · x`, or begins with it.
+    pub fn add(&mut self, device: &B, dy: &Tensor<B>, x: &Tensor<B>) {
+        device.linear_backward_weight(&mut self.tensor, dy, x, self.write);
+        self.write = Write::Accumulate;
+    }
+}
+
 /// What a backward adds to, f32.
 pub struct ProjectionGrad<B: Backend> {
-    /// `[N, K]`; absent where the matrix is frozen.
-    pub weight: Option<Tensor<B>>,
+    /// Absent where the matrix is frozen.
+    pub weight: Option<MatrixGrad<B>>,
     /// One for each adapter.
     pub adapters: Vec<Adapter<B>>,
 }
@@ -70,14 +86,14 @@ pub fn backward<B: Backend>(
     buffers: &mut Option<AdapterBuffers<B>>,
 ) {
     if let Some(weight) = &mut grads.weight {
-        device.linear_backward_weight(weight, dy, x);
+        weight.add(device, dy, x);
     }
     device.linear_backward_input(dx, dy, &projection.weight, Write::Overwrite);
     for (adapter, grad) in projection.adapters.iter().zip(&mut grads.adapters) {
         let Some(AdapterBuffers { hidden, d_hidden: Some(d_hidden) }) = buffers else { panic!("{PLANNED}") };
         device.linear_forward(hidden, x, &adapter.a, Epilogue::None);
         device.linear_columns_backward(d_hidden, &mut grad.b, dy, hidden, &adapter.b, &adapter.columns);
-        device.linear_backward_weight(&mut grad.a, d_hidden, x);
+        device.linear_backward_weight(&mut grad.a, d_hidden, x, Write::Accumulate);
         device.linear_backward_input(dx, d_hidden, &adapter.a, Write::Accumulate);
     }
 }

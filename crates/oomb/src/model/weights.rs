@@ -4,8 +4,8 @@
 use super::config::ModelConfig;
 use super::lora::{Factor, LoraConfig, trained_specs};
 use super::params::{LayerParam, ParamId, ParamSpec, param_specs};
-use super::projection::{Adapter, Projection, ProjectionGrad};
-use oomb_device::ops::linear::Columns;
+use super::projection::{Adapter, MatrixGrad, Projection, ProjectionGrad};
+use oomb_device::ops::linear::{Columns, Write};
 use oomb_device::ops::moments::BLOCK_ELEMENTS;
 use oomb_device::{Backend, Tensor};
 use std::ops::{Deref, DerefMut, Range};
@@ -168,7 +168,9 @@ pub struct Grads<B: Backend> {
     /// `[D]`.
     pub final_norm: Option<Tensor<B>>,
     /// `[V, D]`; the embedding's where they are tied.
-    pub head: Option<Tensor<B>>,
+    pub head: Option<MatrixGrad<B>>,
+    /// Whether everything was zero once: padding stays so.
+    cleared: bool,
 }
 
 /// One layer's gradients; shapes in [`LayerParam`].
@@ -183,6 +185,12 @@ pub struct LayerGrads<B: Backend> {
     pub mlp_norm: Option<Tensor<B>>,
     pub gate_up: ProjectionGrad<B>,
     pub down: ProjectionGrad<B>,
+}
+
+impl<B: Backend> LayerGrads<B> {
+    fn matrices(&mut self) -> impl Iterator<Item = &mut MatrixGrad<B>> {
+        [&mut self.qkv, &mut self.output, &mut self.gate_up, &mut self.down].into_iter().filter_map(|grad| grad.weight.as_mut())
+    }
 }
 
 impl<B: Backend> Deref for Grads<B> {
@@ -207,7 +215,8 @@ impl<B: Backend> Grads<B> {
                 let find = |param| params.find(ParamId::Layer(layer, param));
                 let projection = |param| {
                     let adapters = lora.map(|lora| params.adapters(config, lora, layer, param));
-                    ProjectionGrad { weight: find(param), adapters: adapters.unwrap_or_default() }
+                    let weight = find(param).map(|tensor| MatrixGrad { tensor, write: Write::Accumulate });
+                    ProjectionGrad { weight, adapters: adapters.unwrap_or_default() }
                 };
                 LayerGrads {
                     attention_norm: find(LayerParam::AttentionNorm),
@@ -224,7 +233,43 @@ impl<B: Backend> Grads<B> {
             .collect();
         let embed = params.find(ParamId::Embed);
         let head = params.find(ParamId::Head).or_else(|| embed.clone());
+        let head = head.map(|tensor| MatrixGrad { tensor, write: Write::Accumulate });
         let final_norm = params.find(ParamId::FinalNorm);
-        Self { embed, layers, final_norm, head, params }
+        Self { embed, layers, final_norm, head, params, cleared: false }
     }
+
+    /// Begins a step: what products give is overwritten by the first of them, so that it need be neither cleared nor read;
+    /// everything else becomes zero.
+    pub fn begin(&mut self, device: &B) {
+        if !std::mem::replace(&mut self.cleared, true) {
+            device.fill(&mut self.params.slab, 0.0);
+        }
+        let Params { specs, views, .. } = &mut self.params;
+        let tied = !specs.iter().any(|spec| spec.id == ParamId::Head);
+        for (spec, view) in specs.iter().zip(views) {
+            if is_product(spec.id) { device.poison(view) } else { device.fill(view, 0.0) }
+        }
+        for matrix in self.matrices(tied) {
+            matrix.write = Write::Overwrite;
+        }
+    }
+
+    /// Ends a step: a matrix that no product was written to has no gradient.
+    pub fn end(&mut self, device: &B) {
+        for matrix in self.matrices(false).filter(|matrix| matrix.write == Write::Overwrite) {
+            device.fill(&mut matrix.tensor, 0.0);
+            matrix.write = Write::Accumulate;
+        }
+    }
+
+    /// What products are written to; without the head where it is the embedding, to which lookups are added too.
+    fn matrices(&mut self, tied: bool) -> impl Iterator<Item = &mut MatrixGrad<B>> {
+        self.layers.iter_mut().flat_map(LayerGrads::matrices).chain(self.head.as_mut().filter(|_| !tied))
+    }
+}
+
+/// Whether the gradient is a sum of products alone.
+fn is_product(id: ParamId) -> bool {
+    use LayerParam::{Down, GateUp, Output, Qkv};
+    matches!(id, ParamId::Head | ParamId::Layer(_, Qkv | Output | GateUp | Down))
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::{Table, Value};
 
 /// Settings that may change in the middle of a run, each with the reason. Any other changes what is trained.
-const HARMLESS: [(&str, &str); 21] = [
+const HARMLESS: [(&str, &str); 23] = [
     ("run.out", "the run's folder was moved"),
     ("run.log_every", "only what is shown"),
     ("run.checkpoint_every", "only when state is written"),
@@ -20,6 +20,8 @@ const HARMLESS: [(&str, &str); 21] = [
     ("run.device", "rounding only"),
     ("run.threads", "sums have a fixed order, whatever the threads"),
     ("schedule.keep", "what is not kept is computed again"),
+    ("schedule.keep_budget", "what is not kept is computed again"),
+    ("schedule.keep_host_budget", "what is not kept is computed again"),
     ("schedule.chunk_tokens", "rounding only"),
     ("schedule.loss_tile_tokens", "rounding only"),
     ("kv.page_tokens", "rounding only"),

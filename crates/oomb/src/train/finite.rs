@@ -1,5 +1,6 @@
 //! Whether weights and gradients are still numbers, and where they stopped being so. It must not know what is done then.
 
+use super::passes;
 use crate::data::Sequence;
 use crate::engine::Engine;
 use crate::model::params::ParamSpec;
@@ -41,7 +42,7 @@ pub fn first_bad_gradient<B: Backend>(engine: &mut Engine<B>) -> Result<Option<S
 /// # Panics
 /// If the engine was planned for evaluation.
 pub fn first_bad_layer<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence]) -> Result<Option<String>> {
-    for (index, sequence) in sequences.iter().enumerate() {
+    for (index, sequence) in passes(engine, sequences).iter().enumerate() {
         let losses = engine.download_losses(index, sequence.ids.len())?;
         let Some(token) = losses.iter().position(|loss| !loss.is_finite()) else { continue };
         let chunks = engine.load(sequence, index);

@@ -84,6 +84,8 @@ pub struct Setting {
     pub grad_dtype: DType,
     /// For activations of more than one chunk.
     pub keep_budget: u64,
+    /// The same in host memory.
+    pub keep_host_budget: u64,
 }
 
 pub const PAGE: usize = 4;
@@ -99,6 +101,7 @@ impl Default for Setting {
             loss_tile_tokens: None,
             grad_dtype: DType::F32,
             keep_budget: 0,
+            keep_host_budget: 0,
         }
     }
 }
@@ -116,6 +119,7 @@ pub fn request(model: &ModelConfig, setting: Setting, sequence_tokens: usize, se
         loss_tile_tokens: setting.loss_tile_tokens,
         device_budget: None,
         keep_budget: Some(setting.keep_budget),
+        keep_host_budget: Some(setting.keep_host_budget),
         grad_dtype: setting.grad_dtype,
         lora: None,
         training: Some(Training { keep: Some(setting.keep), optimizer: true }),

@@ -3,8 +3,10 @@
 
 use crate::common::*;
 use oomb::kv::select::Selection;
-use oomb::model::activations::Keep;
-use oomb::model::config::Family;
+use oomb::model::activations::{Keep, Kept};
+use oomb::model::config::{Family, ModelConfig, RopeConfig, RopeScaling};
+use oomb::plan::Request;
+use oomb::train;
 use oomb_device::DType;
 use oomb_device::cpu::{Cpu, CpuOptions, Delays, Poison, Real};
 use std::time::Duration;
@@ -33,7 +35,7 @@ fn nothing_but_rounding_changes_the_result() {
                         (Keep::All, None, 1),
                         (Keep::Attention, Some(0), 0),
                         (Keep::Inputs, Some(0), 3),
-                        (Keep::All, Some(14), 2),
+                        (Keep::Mlp, Some(14), 2),
                     ] {
                         let setting = Setting {
                             chunk_tokens,
@@ -43,6 +45,7 @@ fn nothing_but_rounding_changes_the_result() {
                             group_pages: 1 + random.below(4),
                             loss_tile_tokens: Some(1 + random.below(9)),
                             keep_budget: [0, 1 << 14, 1 << 16, 1 << 30][random.below(4)],
+                            keep_host_budget: [0, 1 << 14, 1 << 16][random.below(3)],
                             ..Setting::default()
                         };
                         let got = run(setting, Real::F32);
@@ -65,7 +68,8 @@ fn micro_batches_of_one_step_sum_to_the_step() {
     let labels: Vec<usize> = sequences.iter().map(|sequence| sequence.ids.len() - 1).collect();
     let setting = Setting { chunk_tokens: 8, ..Setting::default() };
     let device = cpu(Real::F64);
-    let mut engine = engine(&device, &request(&model, setting, 40, 4), None, Selection::All, random.bits());
+    let (weights, request) = (random.bits(), request(&model, setting, 40, 4));
+    let mut engine = engine(&device, &request, None, Selection::All, weights);
     let together = outcome(&mut engine, &sequences);
     let mut sum = vec![0.0; together.grads.len()];
     let mut loss = 0.0;
@@ -80,6 +84,28 @@ fn micro_batches_of_one_step_sum_to_the_step() {
     // The losses and the weight 1/labels pass through f32.
     assert!((loss - together.loss).abs() < 1e-6 * loss, "{loss} {}", together.loss);
     assert!(relative_error(&together.grads, &sum) < 1e-6);
+}
+
+/// Sequences that fit one chunk go through it together, and see none of each other; where RoPE depends on their lengths, they do not.
+#[test]
+fn short_sequences_share_a_chunk() {
+    let mut random = Random::fresh("short_sequences_share_a_chunk");
+    let lengths = [23, 2, 40, 11, 17, 40];
+    let sequences = lengths.map(|tokens| sequence(&mut random, tokens, 37, &[0, tokens / 2]));
+    let dynamic = RopeConfig { theta: 10_000.0, scaling: RopeScaling::Dynamic { factor: 2.0, original: 12 } };
+    for (rope, expected) in [(model(Family::Qwen3).rope, [6, 2]), (dynamic, [6, 4])] {
+        let model = ModelConfig { rope, ..model(Family::Qwen3) };
+        let weights = random.bits();
+        let run = |chunk_tokens| {
+            let request = Request { chunk_tokens, ..request(&model, Setting::default(), 40, 6) };
+            let mut engine = engine(&cpu(Real::F64), &request, None, Selection::Window(9), weights);
+            (train::passes(&engine, &sequences).len(), outcome(&mut engine, &sequences))
+        };
+        let ((alone, expected_alone), (together, got)) = (run(8), run(100));
+        assert_eq!([alone, together], expected);
+        assert!((expected_alone.loss - got.loss).abs() < 1e-6 * got.loss, "{} {}", expected_alone.loss, got.loss);
+        assert!(relative_error(&got.grads, &expected_alone.grads) < 1e-6);
+    }
 }
 
 /// A missing event shows here: each stream is a thread, and one of them is slow.
@@ -118,32 +144,65 @@ fn delays_and_poison_change_no_bit() {
     }
 }
 
-/// What is kept of more chunks than one is what would be computed again.
+/// What is kept of more chunks than one, on the device or on the host, is what would be computed again.
 #[test]
 fn kept_activations_change_no_bit() {
     let mut random = Random::fresh("kept_activations_change_no_bit");
     let model = model(Family::Qwen3);
     let weights = random.bits();
     let sequences = [sequence(&mut random, 47, 37, &[0]), sequence(&mut random, 31, 37, &[0, 20])];
+    let slow = |compute, copy_in, copy_out| {
+        let [compute, copy_in, copy_out] = [compute, copy_in, copy_out].map(Duration::from_micros);
+        Some(Delays { compute, copy_in, copy_out, seed: 5 })
+    };
     let mut seen = Vec::new();
-    for (keep, frames) in [(Keep::Inputs, None), (Keep::Attention, Some(0)), (Keep::All, Some(14))] {
-        let run = |keep_budget: u64| {
-            let setting = Setting { chunk_tokens: 8, keep, frames, keep_budget, ..Setting::default() };
-            let device = Cpu::new(CpuOptions { poison: Poison::On, ..CpuOptions::default() });
+    for (keep, frames) in
+        [(Keep::Inputs, None), (Keep::Attention, Some(0)), (Keep::Mlp, Some(14)), (Keep::All, Some(14)), (Keep::All, None)]
+    {
+        let run = |keep_budget: u64, keep_host_budget: u64, delays| {
+            let setting = Setting { chunk_tokens: 8, keep, frames, keep_budget, keep_host_budget, ..Setting::default() };
+            let device = Cpu::new(CpuOptions { delays, poison: Poison::On, ..CpuOptions::default() });
             let mut engine = engine(&device, &request(&model, setting, 47, 2), setting.frames, Selection::All, weights);
-            (engine.plan.kept, outcome(&mut engine, &sequences))
+            // Twice: what the first step left on the host must not matter.
+            let first = outcome(&mut engine, &sequences);
+            let second = outcome(&mut engine, &sequences);
+            assert!(first.grads == second.grads, "{setting:?}");
+            (engine.plan.kept, engine.host.moved, first)
         };
-        let (none, plain) = run(0);
-        assert_eq!((none.chunks, none.attention), (0, 0));
-        for keep_budget in [3 << 10, 10 << 10, 30 << 10, 100 << 10, 1 << 20] {
-            let (kept, other) = run(keep_budget);
-            assert_eq!(plain.loss.to_bits(), other.loss.to_bits(), "{keep:?} {kept:?}");
-            assert!(plain.grads == other.grads, "{keep:?} {kept:?}");
-            seen.push((kept.chunks, kept.attention));
+        let (none, moved, plain) = run(0, 0, None);
+        assert_eq!((none, moved), (Kept::default(), [0, 0]));
+        for (keep_budget, keep_host_budget) in [
+            (3 << 10, 0),
+            (10 << 10, 0),
+            (30 << 10, 10 << 10),
+            (100 << 10, 10 << 10),
+            (1 << 20, 1 << 20),
+            (0, 14 << 10),
+            (0, 1 << 20),
+            (16 << 10, 25 << 10),
+            (20 << 10, 0),
+        ] {
+            for delays in [None, slow(200, 0, 0), slow(0, 1500, 0), slow(0, 0, 1500)] {
+                let (kept, moved, other) = run(keep_budget, keep_host_budget, delays);
+                assert_eq!(plain.loss.to_bits(), other.loss.to_bits(), "{keep:?} {kept:?} {delays:?}");
+                assert!(plain.grads == other.grads, "{keep:?} {kept:?} {delays:?}");
+                let on_host = kept.attention.host + kept.inputs.host > 0;
+                assert_eq!([on_host; 2], moved.map(|bytes| bytes > 0), "{kept:?} {moved:?}");
+                assert!(!on_host || keep >= Keep::Attention, "{keep:?} {kept:?}");
+                if !seen.contains(&kept) {
+                    seen.push(kept);
+                }
+            }
         }
     }
-    assert!(seen.iter().any(|&(chunks, attention)| chunks > 0 && chunks < 5 && attention > 0), "{seen:?}");
-    assert!(seen.contains(&(5, 0)) && seen.iter().any(|&(chunks, attention)| chunks == 0 && attention > 0), "{seen:?}");
+    let all = Kept { chunks: 5, ..Kept::default() };
+    assert!(seen.contains(&all), "{seen:?}");
+    let some = |what: fn(&Kept) -> bool| assert!(seen.iter().any(what), "{seen:?}");
+    some(|kept| kept.chunks > 0 && kept.attention.device > 0);
+    some(|kept| kept.chunks == 0 && kept.inputs.device > 0 && kept.inputs.total() < kept.attention.total());
+    some(|kept| kept.attention.device > 0 && kept.attention.host > 0);
+    some(|kept| kept.inputs.host > 0 && kept.inputs.total() < kept.attention.total());
+    some(|kept| kept.inputs.total() == 5);
 }
 
 /// The last document's gradient does not depend on the documents before it, nor the first one's loss on those after.

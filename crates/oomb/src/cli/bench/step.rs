@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Device memory for activations of more chunks than one; what is left where nothing is said
     #[arg(long, value_parser = bytes_or_none)]
     keep_budget: Option<u64>,
+    /// Page-locked host memory for them; what is left where nothing is said
+    #[arg(long, value_parser = bytes_or_none)]
+    keep_host_budget: Option<u64>,
     /// Tokens that each one sees at most; all earlier ones where nothing is said
     #[arg(long, value_parser = tokens)]
     window: Option<usize>,
@@ -62,15 +65,18 @@ pub(crate) struct Args {
     /// Groups that are fetched ahead of their use
     #[arg(long, default_value_t = 2)]
     prefetch_groups: usize,
-    /// Tokens whose logits exist at once; as many as take 512MiB, 1024 at most, where nothing is said
+    /// Tokens whose logits exist at once; chosen by the plan where nothing is said
     #[arg(long, value_parser = tokens)]
     loss_tile_tokens: Option<usize>,
     /// Storage of the pages' gradients
     #[arg(long, value_enum, default_value_t = Gradients::F32)]
     grad_dtype: Gradients,
-    /// Steps that are timed, after one that is not
+    /// Steps that are timed
     #[arg(long, default_value_t = 3)]
     repeat: usize,
+    /// Steps before them that are not: the first compiles, and touches memory for the first time
+    #[arg(long, default_value_t = 1)]
+    warm_up: usize,
     /// Of weights and tokens
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -87,6 +93,8 @@ enum Keep {
     Inputs,
     /// Attention outputs too
     Attention,
+    /// What the MLP reads too
+    Mlp,
     /// Everything
     All,
 }
@@ -115,7 +123,7 @@ impl Args {
             print!("{plan}\n\n");
         }
         let selection = self.window.map_or(Selection::All, Selection::Window);
-        let repeat = Repeat { warm_up: 1, steps: self.repeat, seed: self.seed };
+        let repeat = Repeat { warm_up: self.warm_up, steps: self.repeat, seed: self.seed };
         let report = step::run(device, plan, selection, repeat)?;
         print!("{}", lines(&report));
         self.common.write(&report.json())
@@ -136,6 +144,7 @@ impl Args {
             Keep::Auto => None,
             Keep::Inputs => Some(activations::Keep::Inputs),
             Keep::Attention => Some(activations::Keep::Attention),
+            Keep::Mlp => Some(activations::Keep::Mlp),
             Keep::All => Some(activations::Keep::All),
         };
         Ok(Request {
@@ -149,6 +158,7 @@ impl Args {
             loss_tile_tokens: self.loss_tile_tokens,
             device_budget: self.device_budget,
             keep_budget: self.keep_budget,
+            keep_host_budget: self.keep_host_budget,
             grad_dtype: self.grad_dtype.dtype(),
             lora: None,
             training: Some(Training { keep, optimizer: self.optimizer == Optimizer::Adamw }),
