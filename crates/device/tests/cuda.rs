@@ -10,6 +10,7 @@ use oomb_device::device::{new_tensor, tensor_from};
 use oomb_device::ops::attention::{AttentionBackward, Mask, PageRef, Pages, Part};
 use oomb_device::ops::linear::{Columns, Epilogue, Write};
 use oomb_device::ops::loss::IGNORE;
+use oomb_device::ops::moments::{BLOCK_ELEMENTS, SmallFloat};
 use oomb_device::ops::optim::{AdamW, AdamWState, Clip, Moment, RandomBits};
 use oomb_device::ops::rope::{QkNorm, QkNormGrad};
 use oomb_device::{Backend, DType, Device, HostData, Stream, Tensor};
@@ -344,6 +345,50 @@ fn optimizer() {
             let mut normal = rig.void(DType::F32, &[len]);
             rig.device.fill_normal(&mut normal, 0.02, 77);
             rig.keep(format!("normal {len}"), &normal, F32_FLOOR);
+        }
+    });
+}
+
+/// Two updates with moments that are rounded stochastically, with a master and without. The GPU draws the CPU's random bits, so that
+/// only what lies within a rounding of f32 from a draw falls the other way: an element in a hundred thousand, by an eighth at most.
+#[test]
+fn optimizer_states() {
+    compare!(rig, {
+        for (dtype, with_master) in [(DType::Bf16, true), (DType::Bf16, false), (DType::U8, true), (DType::U8, false)] {
+            for len in [1, 255, 4096, 100_003] {
+                let name = format!("{dtype:?} {len}{}", if with_master { " with master" } else { "" });
+                let mut w = rig.activation(&[len]);
+                let mut master = rig.void(DType::F32, &[len]);
+                rig.device.copy(&mut master, &w);
+                let mut moments = [(); 2].map(|()| new_tensor(&rig.device, dtype, &[len]).unwrap());
+                moments.iter_mut().for_each(|moment| rig.device.fill(moment, 0.0));
+                let mut scales = [(); 2].map(|()| rig.void(DType::F32, &[len.div_ceil(BLOCK_ELEMENTS)]));
+                scales.iter_mut().for_each(|scales| rig.device.fill(scales, 1.0));
+                for step in 1..=2 {
+                    let grad = rig.float(DType::F32, &[len]);
+                    let hyper = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
+                    let [m, v] = &mut moments;
+                    let [m_scales, v_scales] = scales.each_mut().map(|scales| (dtype == DType::U8).then_some(scales));
+                    let (m, v) = (Moment { values: m, scales: m_scales }, Moment { values: v, scales: v_scales });
+                    let random = RandomBits { seed: 77 + u64::from(step), first: 1 << 33 };
+                    let state = AdamWState { master: with_master.then_some(&mut master), m, v, random };
+                    rig.device.adamw(&mut w, state, &grad, hyper, None);
+                }
+                rig.keep(format!("adamw weight {name}"), &w, F32_FLOOR);
+                rig.keep(format!("adamw master {name}"), &master, ROUNDING_FLOOR);
+                for ((moment, scales), format) in moments.iter().zip(&scales).zip([SmallFloat::Signed, SmallFloat::Unsigned]) {
+                    let name = format!("adamw {format:?} {name}");
+                    if dtype == DType::Bf16 {
+                        rig.keep(name, moment, ROUNDING_FLOOR);
+                        continue;
+                    }
+                    let scales = rig.device.download_f32(scales).unwrap();
+                    let codes = rig.device.download_u8(moment).unwrap();
+                    let value = |(i, &code): (usize, &u8)| f64::from(format.decode(code, scales[i / BLOCK_ELEMENTS]));
+                    let values = codes.iter().enumerate().map(value).collect();
+                    rig.outputs.push(Output { name, values, floor: ROUNDING_FLOOR });
+                }
+            }
         }
     });
 }

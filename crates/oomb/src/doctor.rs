@@ -7,6 +7,7 @@
 mod attention;
 mod cases;
 mod machine;
+mod moments;
 mod rig;
 
 pub use attention::{AttentionSizes, Sees};
@@ -26,15 +27,15 @@ pub enum Kind {
     /// In f32, but from factors that tensor cores take in bf16: probabilities and their gradients, inside attention. Each is
     /// rounded by at most 2^-9 of itself, in two products one after the other: floor 2^-8.
     RoundedInside,
-    /// The same in pages of bf16, rounded stochastically, on every device: one that computes in f32 has a reference here too.
-    Bf16Pages,
+    /// Rounded stochastically to bf16 or less, on every device: one that computes in f32 has a reference here too. The same floor.
+    Stochastic,
 }
 
 impl Kind {
     fn floor(self) -> f64 {
         match self {
             Self::Stored => 1.0 / 32_768.0,
-            Self::RoundedInside | Self::Bf16Pages => 1.0 / 256.0,
+            Self::RoundedInside | Self::Stochastic => 1.0 / 256.0,
         }
     }
 }
@@ -77,7 +78,7 @@ pub fn compare<B: Backend>(device: &B, cases: &[Case]) -> Result<Vec<Comparison>
         let (exact, reference, got) = (case.run(&exact)?, case.run(&rounded)?, case.run(&examined)?);
         assert!(exact.len() == reference.len() && exact.len() == got.len(), "{case:?}: outputs differ in number");
         for ((exact, reference), got) in exact.iter().zip(&reference).zip(&got) {
-            let rounds = device.compute_dtype() == DType::Bf16 || exact.kind == Kind::Bf16Pages;
+            let rounds = device.compute_dtype() == DType::Bf16 || exact.kind == Kind::Stochastic;
             let reference = rounds.then_some(reference);
             comparisons.push(judge(&case.size(), exact, reference, got));
         }

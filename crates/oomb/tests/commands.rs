@@ -209,8 +209,8 @@ fn a_million_tokens_fit_one_gpu_and_not_a_small_one() {
     assert_eq!(code, 1);
     assert!(stdout.contains("adamw.m"), "the plan that does not fit is shown: {stdout}");
     insta::assert_snapshot!(stderr, @r#"
-    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 132.56 GiB of pinned host memory (125.00 GiB available)
-    largest: kv.gradients.host 88.38 GiB, kv.pages.host 44.19 GiB, gradients 28.37 GiB, adamw.m 28.37 GiB
+    error: this run does not fit a GPU: it needs 138.99 GiB of device memory (139.00 GiB available) and 133.55 GiB of pinned host memory (125.00 GiB available)
+    largest: kv.gradients.host 89.03 GiB, kv.pages.host 44.52 GiB, gradients 28.37 GiB, adamw.m 28.37 GiB
     it fits with optimizer.state_dtype, master_weights and placement = "auto", or with kv.grad_dtype = "bf16", or with data.sequence_tokens = 524288
     "#);
     let (code, stdout, _) = plan("1M", "139GiB", "125GiB", &[]);

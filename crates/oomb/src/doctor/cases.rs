@@ -2,6 +2,7 @@
 
 use super::Kind;
 use super::attention::{self, AttentionSizes, Sees};
+use super::moments;
 use super::rig::{Output, Outputs, Random, Rig};
 use oomb_device::ops::attention::{PageRef, Pages};
 use oomb_device::ops::linear::{Columns, Epilogue, Write};
@@ -269,7 +270,9 @@ fn optim<B: Backend>(rig: &Rig<'_, B>, len: usize) -> Result<Vec<Output>> {
     let state = AdamWState { master: master.as_mut(), m: m_state, v: v_state, random: RandomBits::default() };
     rig.device.adamw(&mut w, state, &grad, hyper, Some(Clip { norm_squared: &clip, max_norm: 1.0 }));
     out.of("adamw").add("w", &w)?.add("master", master.as_ref().unwrap_or(&w))?.add("m", &m)?.add("v", &v)?;
-    Ok(out.list)
+    let mut list = out.list;
+    list.extend(moments::run(rig, len)?);
+    Ok(list)
 }
 
 fn rope<B: Backend>(rig: &Rig<'_, B>, rows: usize, (heads, kv_heads): (usize, usize), head_dim: usize) -> Result<Vec<Output>> {
