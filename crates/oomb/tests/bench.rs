@@ -106,6 +106,25 @@ fn step_allocates_as_planned_and_streams_within_a_budget() {
 }
 
 #[test]
+fn step_updates_with_the_state_that_is_asked_for() {
+    let size =
+        ["step", "--model", "tiny", "--sequence-tokens", "64", "--chunk-tokens", "64", "--page-tokens", "32", "--repeat", "1"];
+    let optimizer = ["--optimizer", "adamw", "--optimizer-state", "int8", "--master-weights", "false"];
+    let run = |placement: &str| bench(&[&size[..], &optimizer, &["--optimizer-placement", placement]].concat());
+    let ((text, device), (_, host)) = (run("device"), run("host"));
+    assert!(text.contains("optimizer        int8 states, on the device; update "), "{text}");
+    assert_eq!(host["optimizer_state"], "int8 states, streamed from the host");
+    for json in [&device, &host] {
+        assert_eq!(json["planned_device_bytes"], json["allocated_device_bytes"]);
+        assert_eq!(json["grad_norm"], device["grad_norm"], "the second step starts from the same weights");
+        assert!(json["update_seconds"].as_f64().unwrap() > 0.0, "{json}");
+    }
+    let moved = ["in_bytes_per_step", "out_bytes_per_step"].map(|key| host[key].as_u64().unwrap());
+    assert_eq!(moved, [host["update_bytes"].as_u64().unwrap() / 2; 2]);
+    assert_eq!(host["pinned_bytes"], moved[0]);
+}
+
+#[test]
 fn mistakes_are_named() {
     let cases: [(&[&str], &str); 6] = [
         (&["gemm", "--model", "qwen2.5-7"], "did you mean \"qwen2.5-7b\"?"),

@@ -165,15 +165,16 @@ fn the_resolved_configuration_repeats_the_run() {
 fn an_adapter_resumes_exactly() {
     let folder = workplace();
     let dir = folder.path();
-    for dtype in ["f32", "bf16"] {
+    for (dtype, state) in [("f32", "f32"), ("bf16", "f32"), ("bf16", "int8")] {
         let run = |out: &str, steps: &str, more: &[&str]| {
-            let (out, steps, dtype) =
+            let (out, steps, compute) =
                 (format!("run.out=runs/{out}"), format!("run.steps={steps}"), format!("run.compute_dtype={dtype}"));
-            let set = [&["lora.rank=2", "run.keep_checkpoints=9", out.as_str(), steps.as_str(), dtype.as_str()], &VALIDATION[..]]
-                .concat();
+            let state = format!("optimizer.state_dtype={state}");
+            let own = ["lora.rank=2", "run.keep_checkpoints=9", out.as_str(), steps.as_str(), compute.as_str(), state.as_str()];
+            let set = [&own[..], &VALIDATION[..]].concat();
             succeed(dir, &[&train(&set)[..], more].concat())
         };
-        let (whole, parts) = (format!("whole-{dtype}"), format!("parts-{dtype}"));
+        let (whole, parts) = (format!("whole-{dtype}-{state}"), format!("parts-{dtype}-{state}"));
         run(&whole, "4", &[]);
         run(&parts, "2", &[]);
         let output = run(&parts, "4", &["--resume"]);
@@ -189,7 +190,7 @@ fn an_adapter_resumes_exactly() {
         let bytes: usize = contents(&checkpoint).iter().map(|(_, bytes)| bytes.len()).sum();
         let base: usize = contents(&dir.join("runs/base/model")).iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(bytes < base / 4, "{bytes} {base}");
-        let (run, out) = (format!("runs/{parts}"), format!("step-2-{dtype}"));
+        let (run, out) = (format!("runs/{parts}"), format!("step-2-{dtype}-{state}"));
         succeed(dir, &["export", "--run", &run, "--checkpoint", "step-2", "--merge", "--out", &out]);
         let validation = metrics(dir, &run)[1].validation_loss.unwrap();
         // In bf16 the merge, or what it is compared with, is rounded.

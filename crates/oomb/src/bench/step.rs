@@ -37,6 +37,8 @@ pub struct StepReport {
     pub plan: Plan,
     /// Of one step.
     pub timing: Timing,
+    /// Of its update alone, where there is one.
+    pub update: Option<Timing>,
     /// Of one step.
     pub tokens: usize,
     /// Of the last step.
@@ -94,17 +96,20 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
     engine.weights.randomise(device, &model, repeat.seed);
     train::start_optimizer(&mut engine);
     device.synchronize()?;
-    let mut seconds = Vec::new();
+    let (mut seconds, mut update_seconds) = (Vec::new(), Vec::new());
     let (mut last, mut traffic) = (None, Traffic::default());
     for step in 1..=repeat.warm_up + repeat.steps.max(1) {
         let (before, started) = (engine.traffic(), Instant::now());
         let loss = train::gradient(&mut engine, &sequences, repeat.seed.wrapping_add(step as u64))?;
+        // The gradient's norm was waited for: what follows is the update alone.
+        let updating = Instant::now();
         if engine.optimizer.is_some() {
             train::update(&mut engine, &update(step, repeat.seed));
         }
         device.synchronize()?;
         if step > repeat.warm_up {
             seconds.push(started.elapsed().as_secs_f64());
+            update_seconds.push(updating.elapsed().as_secs_f64());
         }
         let after = engine.traffic();
         traffic = Traffic { in_bytes: after.in_bytes - before.in_bytes, out_bytes: after.out_bytes - before.out_bytes };
@@ -118,6 +123,7 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
         tokens: tokens * sequences.len(),
         plan,
         timing: Timing::of(seconds),
+        update: engine.optimizer.as_ref().map(|_| Timing::of(update_seconds)),
         loss: last.expect("at least one step was run"),
         allocated_bytes: device.device_bytes(),
         in_use_bytes: total - free,
@@ -162,6 +168,8 @@ impl StepReport {
             "resident_groups": self.plan.layout.resident_groups,
             "groups": self.plan.layout.shape.num_groups(),
             "seconds": { "median": self.timing.median, "min": self.timing.min, "max": self.timing.max },
+            "update_seconds": self.update.map(|timing| timing.median),
+            "update_bytes": self.plan.update_bytes(),
             "tokens_per_second": { "median": median, "min": min, "max": max },
             "model_flop_per_second": self.flops / self.timing.median,
             "share": self.share(),

@@ -5,6 +5,7 @@
 //! next into a slot for the copy out of it. As a piece always passes through the same slot, and copies out run in order, that also
 //! orders a piece's copy in after its own last copy out.
 
+use crate::kv::Traffic;
 pub use crate::plan::optimizer::{Part, State};
 use crate::plan::optimizer::{STAGING, STAGING_SLOTS};
 use oomb_device::ops::moments::BLOCK_ELEMENTS;
@@ -18,6 +19,8 @@ pub struct OptimizerState<B: Backend> {
     /// Of the slab of what is trained.
     elements: usize,
     home: Home<B>,
+    /// Between host and device, of all updates so far.
+    pub traffic: Traffic,
 }
 
 enum Home<B: Backend> {
@@ -67,7 +70,7 @@ impl<B: Backend> OptimizerState<B> {
             Some(host) => Home::Host(Streamed { host, staging: must(STAGING), saved: Default::default() }),
             None => Home::Device(state.parts().into_iter().map(|(part, _)| (part, must(part.name()))).collect()),
         };
-        Self { state, elements, home }
+        Self { state, elements, home, traffic: Traffic::default() }
     }
 
     /// As planned.
@@ -87,6 +90,10 @@ impl<B: Backend> OptimizerState<B> {
             }
             work(piece);
             self.save(device, index, run);
+            if let Home::Host(_) = self.home {
+                self.traffic.in_bytes += if access == Access::Update { bytes } else { 0 };
+                self.traffic.out_bytes += bytes;
+            }
         }
     }
 

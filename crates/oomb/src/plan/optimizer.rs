@@ -173,6 +173,18 @@ pub fn dtype_name(dtype: DType) -> &'static str {
 }
 
 impl Plan {
+    /// Bytes that one update moves: through the link, both ways, where the state lives on the host; else through device memory, the
+    /// state read and written, gradients read, weights written and, without masters, read. 0 without an optimizer.
+    pub fn update_bytes(&self) -> u64 {
+        let (Some(state), trained) = (self.optimizer, self.request.trained_elements() as u64) else { return 0 };
+        let both_ways = 2 * trained / BLOCK_ELEMENTS as u64 * state.block_bytes(&self.machine);
+        let weights = self.machine.bytes_of(self.machine.compute_dtype) * if state.masters { 1 } else { 2 };
+        match state.tier {
+            Tier::Device => both_ways + trained * (self.machine.bytes_of(DType::F32) + weights),
+            Tier::Host => both_ways,
+        }
+    }
+
     /// `"int8 states, no masters, on the device"`; `None` without an optimizer.
     pub fn optimizer_words(&self) -> Option<String> {
         let state = self.optimizer?;

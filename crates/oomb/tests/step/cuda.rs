@@ -2,12 +2,14 @@
 
 use crate::common::*;
 use crate::lora::{adapters, random_adapter};
+use crate::optimizer::{KINDS, bits, state as optimizer_state, steps};
 use oomb::data::Sequence;
 use oomb::engine::Engine;
 use oomb::kv::select::Selection;
 use oomb::model::activations::Keep;
 use oomb::model::config::{Family, ModelConfig};
-use oomb::plan::Request;
+use oomb::plan::optimizer::StateRequest;
+use oomb::plan::{Request, Tier};
 use oomb::train;
 use oomb_device::cpu::{Cpu, CpuOptions, Real};
 use oomb_device::cuda::Cuda;
@@ -154,4 +156,27 @@ fn one_small_step() {
     train::update(&mut engine, &train::Update { hyper, clip_norm: Some(1.0), decay_norms_and_biases: false, seed: 0 });
     cuda.synchronize().unwrap();
     assert!(loss.loss.is_finite() && loss.grad_norm.is_finite(), "{loss:?}");
+}
+
+/// Every storage of the optimizer's state: streamed from the host in dozens of pieces it is that on the device, to the bit, and the
+/// loss falls.
+#[test]
+fn optimizer_states_train_and_stream_to_the_bit() {
+    let Some(cuda) = gpu() else { return };
+    let mut random = Random::fresh("optimizer_states_train_and_stream_to_the_bit");
+    let (seed, sequences) = (random.bits(), [sequence(&mut random, 400, 37, &[0])]);
+    for kind in KINDS {
+        let run = |tier: Tier| {
+            let setting = Setting { chunk_tokens: 128, ..Setting::default() };
+            let optimizer_state = StateRequest { piece_bytes: 16 << 10, ..optimizer_state(kind, tier) };
+            let request = Request { optimizer_state, ..wide_request(&wide(Family::Qwen3), setting, 400) };
+            let mut engine = engine(&cuda, &request, None, Selection::Window(300), seed);
+            let losses = steps(&mut engine, &sequences, 30, 3e-3);
+            (losses, bits(&engine))
+        };
+        let (device, host) = (run(Tier::Device), run(Tier::Host));
+        eprintln!("{kind:?}: {} to {}", device.0[0], device.0[29]);
+        assert!(device == host, "{kind:?}: {:?} on the device, {:?} on the host", device.0, host.0);
+        assert!(device.0[29] < device.0[0] - 0.5, "{kind:?}: {:?}", device.0);
+    }
 }

@@ -13,21 +13,21 @@ use oomb::plan::{Plan, Request, Tier};
 use oomb::train::{self, Update};
 use oomb_device::cpu::{Cpu, CpuOptions, Delays, Poison};
 use oomb_device::ops::optim::AdamW;
-use oomb_device::{DType, Device};
+use oomb_device::{Backend, DType, Device};
 use std::time::Duration;
 
 /// Every storage of the moments, with and without masters.
-const KINDS: [(DType, bool); 6] =
+pub const KINDS: [(DType, bool); 6] =
     [(DType::F32, true), (DType::F32, false), (DType::Bf16, true), (DType::Bf16, false), (DType::U8, true), (DType::U8, false)];
 
 /// A block, or two of 8-bit moments alone: a model of these tests has dozens.
 const SMALL_PIECES: u64 = 1 << 10;
 
-fn state((dtype, masters): (DType, bool), tier: Tier) -> StateRequest {
+pub fn state((dtype, masters): (DType, bool), tier: Tier) -> StateRequest {
     StateRequest { dtype: Some(dtype), master_weights: Some(masters), tier: Some(tier), piece_bytes: SMALL_PIECES }
 }
 
-fn steps(engine: &mut Engine<Cpu>, sequences: &[Sequence], steps: u32, lr: f32) -> Vec<f64> {
+pub fn steps<B: Backend>(engine: &mut Engine<B>, sequences: &[Sequence], steps: u32, lr: f32) -> Vec<f64> {
     let step = |step| {
         let loss = train::gradient(engine, sequences, u64::from(step)).expect("the device works").loss;
         let hyper = AdamW { lr, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
@@ -39,7 +39,7 @@ fn steps(engine: &mut Engine<Cpu>, sequences: &[Sequence], steps: u32, lr: f32) 
 }
 
 /// What is trained and all of the optimizer's state, as bits.
-fn bits(engine: &Engine<Cpu>) -> Vec<Vec<u32>> {
+pub fn bits<B: Backend>(engine: &Engine<B>) -> Vec<Vec<u32>> {
     let (device, trained) = (&engine.device, engine.trained());
     let floats = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
     let mut all = vec![floats(device.download_f32(&trained.slab).expect("the device works"))];

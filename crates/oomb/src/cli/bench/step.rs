@@ -167,6 +167,13 @@ impl Args {
     }
 }
 
+/// What the state is, and at which rate an update goes through it.
+fn optimizer_words(report: &StepReport) -> String {
+    let (Some(words), Some(timing)) = (report.plan.optimizer_words(), report.update) else { return "none".to_owned() };
+    let rate = report.plan.update_bytes() as f64 / timing.median / 1e9;
+    format!("{words}; update {:.3} s, {rate:.1} GB/s", timing.median)
+}
+
 fn lines(report: &StepReport) -> String {
     let (plan, request) = (&report.plan, &report.plan.request);
     let [median, slowest, fastest] = report.tokens_per_second();
@@ -192,7 +199,7 @@ fn lines(report: &StepReport) -> String {
         format!("step             {} x {} tokens", request.sequences_per_step, format_count(request.sequence_tokens as u64)),
         format!("chunk            {} tokens, keep {keep}{}", format_count(request.chunk_tokens as u64), plan.kept_words()),
         format!("pages            {pages}"),
-        format!("optimizer        {}", plan.optimizer_words().unwrap_or_else(|| "none".to_owned())),
+        format!("optimizer        {}", optimizer_words(report)),
         format!("tokens/s         {} (min {}, max {})", count(median), count(slowest), count(fastest)),
         format!("model FLOP/s     {rate:.2} TFLOP/s, of the ceiling {share}"),
         format!("device memory    planned {}, allocated {}{in_use}", Bytes(plan.device_bytes()), Bytes(allocated)),
