@@ -1,8 +1,8 @@
 // AdamW with moments in f32, bf16 or 8 bits (ops/moments.rs). Must not know parameters' names.
 //
 // Bytes per element that must move, gradient read and weight written included: with f32 masters and f32 moments 30, bf16 22,
-// 8 bits 18; without masters f32 24, bf16 16, 8 bits 12. A warp has a block of 256 elements, 8 in a row per lane: loads and stores
-// are of 16 bytes (8 for codes), and the new scale of a block is the maximum over the warp, found in the same pass.
+// 8 bits 18; without masters f32 24, bf16 16, 8 bits 12. A warp has a block of 256 elements, 8 in a row per lane: loads and
+// stores are of 16 bytes (8 for codes), and the new scale of a block is the maximum over the warp, found in the same pass.
 #include "common.cuh"
 
 struct AdamwParams {
@@ -26,6 +26,10 @@ typedef unsigned char u8;
 const int PER_LANE = 8;
 const int BLOCK_ELEMENTS = 32 * PER_LANE;
 const int RANDOM_BITS = 20;
+
+// Of one lane.
+typedef const float (&Values)[PER_LANE];
+typedef const u64 (&Random)[PER_LANE];
 
 // Eight elements from `i` on; what lies beyond the end is 0, and is not stored.
 __device__ __forceinline__ void load8(float (&x)[PER_LANE], const float* from, i64 i, i64 len) {
@@ -51,7 +55,7 @@ __device__ __forceinline__ void load8(float (&x)[PER_LANE], const bf16_bits* fro
     for (int k = 0; k < PER_LANE; k++) x[k] = to_float(bits.x[k]);
 }
 
-__device__ __forceinline__ void store8(float* to, const float (&x)[PER_LANE], i64 i, i64 len) {
+__device__ __forceinline__ void store8(float* to, Values x, i64 i, i64 len) {
     if (i + PER_LANE <= len) {
         *(float4*)(to + i) = {x[0], x[1], x[2], x[3]};
         *(float4*)(to + i + 4) = {x[4], x[5], x[6], x[7]};
@@ -130,7 +134,7 @@ template <int EXPONENT_BITS> struct Moment<float, EXPONENT_BITS> {
     static __device__ __forceinline__ void load(float (&x)[PER_LANE], const void* from, const float*, i64 i, i64 len) {
         load8(x, (const float*)from, i, len);
     }
-    static __device__ __forceinline__ void store(void* to, float*, const float (&x)[PER_LANE], const u64 (&)[PER_LANE], i64 i, i64 len) {
+    static __device__ __forceinline__ void store(void* to, float*, Values x, Random, i64 i, i64 len) {
         store8((float*)to, x, i, len);
     }
     static const bool ROUNDS = false;
@@ -140,7 +144,7 @@ template <int EXPONENT_BITS> struct Moment<bf16_bits, EXPONENT_BITS> {
     static __device__ __forceinline__ void load(float (&x)[PER_LANE], const void* from, const float*, i64 i, i64 len) {
         load8(x, (const bf16_bits*)from, i, len);
     }
-    static __device__ __forceinline__ void store(void* to, float*, const float (&x)[PER_LANE], const u64 (&random)[PER_LANE], i64 i, i64 len) {
+    static __device__ __forceinline__ void store(void* to, float*, Values x, Random random, i64 i, i64 len) {
         Bf16x8 rounded;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) rounded.x[k] = round_stochastic(x[k], random[k]);
@@ -161,7 +165,7 @@ template <int EXPONENT_BITS> struct Moment<u8, EXPONENT_BITS> {
             x[k] = SIGNED ? (code & 0x80u ? -decode(code & 0x7fu, scale) : decode(code, scale)) : decode(code, scale);
         }
     }
-    static __device__ __forceinline__ void store(void* to, float* scales, const float (&x)[PER_LANE], const u64 (&random)[PER_LANE], i64 i, i64 len) {
+    static __device__ __forceinline__ void store(void* to, float* scales, Values x, Random random, i64 i, i64 len) {
         float largest = 0.0f;
 #pragma unroll
         for (int k = 0; k < PER_LANE; k++) largest = fmaxf(largest, fabsf(x[k]));

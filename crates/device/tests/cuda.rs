@@ -349,8 +349,9 @@ fn optimizer() {
     });
 }
 
-/// Two updates with moments that are rounded stochastically, with a master and without. The GPU draws the CPU's random bits, so that
-/// only what lies within a rounding of f32 from a draw falls the other way: an element in a hundred thousand, by an eighth at most.
+/// Two updates with moments that are rounded stochastically, with a master and without. The GPU draws the CPU's random bits, so
+/// that only what lies within a rounding of f32 from a draw falls the other way: an element in a hundred thousand, by an eighth at
+/// most.
 #[test]
 fn optimizer_states() {
     compare!(rig, {

@@ -117,8 +117,8 @@ pub struct OptimizerSettings {
     pub min_lr: f64,
     /// How the moments are stored. Default `auto`: the most exact that fits.
     pub state_dtype: StateDtype,
-    /// Whether bf16 weights have f32 masters; without, the weights themselves are updated with stochastic rounding. Default `auto`
-    /// (`None`): as long as they fit.
+    /// Whether bf16 weights have f32 masters; without, the weights themselves are updated with stochastic rounding. Default
+    /// `auto` (`None`): as long as they fit.
     pub master_weights: Option<bool>,
     /// Where moments and masters live. Default `auto`: on the device where they fit there.
     pub placement: Placement,

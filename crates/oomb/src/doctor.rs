@@ -27,7 +27,8 @@ pub enum Kind {
     /// In f32, but from factors that tensor cores take in bf16: probabilities and their gradients, inside attention. Each is
     /// rounded by at most 2^-9 of itself, in two products one after the other: floor 2^-8.
     RoundedInside,
-    /// Rounded stochastically to bf16 or less, on every device: one that computes in f32 has a reference here too. The same floor.
+    /// Rounded stochastically to bf16 or less, on every device: one that computes in f32 has a reference here too. The
+    /// same floor.
     Stochastic,
 }
 

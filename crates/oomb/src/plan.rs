@@ -214,9 +214,9 @@ fn too_small(budget: u64, smallest: u64, request: &Request) -> String {
 }
 
 impl Plan {
-    /// Decides everything that `request` leaves open: the most exact optimizer state that fits ([`StateRequest`]); with it, for each
-    /// [`Keep`], as many pages on the device as there is room for beside a chunk's activations (the rest lives on the host), and what
-    /// else to keep; then the [`Keep`] after which least is computed again.
+    /// Decides everything that `request` leaves open: the most exact optimizer state that fits ([`StateRequest`]); with it, for
+    /// each [`Keep`], as many pages on the device as there is room for beside a chunk's activations (the rest lives on the host),
+    /// and what else to keep; then the [`Keep`] after which least is computed again.
     pub fn new(request: &Request, machine: &Machine) -> Result<Self, DoesNotFit> {
         let smallest_budget = request.smallest_budget(machine);
         if let Some(budget) = request.device_budget.filter(|&budget| budget < smallest_budget) {

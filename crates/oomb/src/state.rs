@@ -2,8 +2,8 @@
 //! and which of several is taken. It must not know devices or the training loop: values come and go by parameter.
 //!
 //! `checkpoints/step-N` holds `model/` (a Hugging Face folder with the weights in f32) or, with `[lora]`, `adapter/` (a PEFT
-//! folder), `optimizer.safetensors` (both
-//! moments as they are stored), `state.json` ([`Saved`]), `config.toml`, and `checksums.txt` over all of these.
+//! folder), `optimizer.safetensors` (both moments as they are stored), `state.json` ([`Saved`]), `config.toml`, and
+//! `checksums.txt` over all of these.
 
 mod changes;
 mod error;

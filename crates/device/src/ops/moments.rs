@@ -2,11 +2,11 @@
 //!
 //! A code has E bits of exponent and three of mantissa, as the FP8 formats of the Open Compute Project have, but without codes
 //! for infinity or NaN: `e = code >> 3`, `f = code & 7`, and the value is `scale · f` where `e = 0`, else
-//! `scale · (8 + f) · 2^(e-1)`. The first moment has a sign and E = 4 (`scale · 2^18` is above its largest), the second, which is
-//! never negative, E = 5 (`scale · 2^34`): linear codes would round most second moments of a block to 0, and divide by that.
+//! `scale · (8 + f) · 2^(e-1)`. The first moment has a sign and E = 4 (`scale · 2^18` is above its largest), the second, which
+//! is never negative, E = 5 (`scale · 2^34`): linear codes would round most second moments of a block to 0, and divide by that.
 //!
-//! Scales are powers of two, so that a new scale shifts exponents and changes no value, and rounding is stochastic, so that the
-//! mean of what is stored is what was computed: rounded to nearest, a second moment with `beta2 = 0.999` would never move.
+//! Scales are powers of two, so that a new scale shifts exponents and changes only the smallest values. Rounding is stochastic, so
+//! that the mean of what is stored is what was computed: rounded to nearest, a second moment with `beta2 = 0.999` would never move.
 //! A second moment that is not 0 is stored as at least one `scale`: it is a divisor.
 //!
 //! The CPU computes with these functions; the CUDA kernels mirror them.

@@ -1,8 +1,8 @@
 //! The optimizer's state wherever it lives: on the device for good, or on the host, from where it passes through a few slots of
 //! device memory piece by piece. It must not know the formula of an update, nor which parameter an element belongs to.
 //!
-//! Every hand-over has an event in both directions: compute waits for the copy in, the copy out for compute, and whatever comes
-//! next into a slot for the copy out of it. As a piece always passes through the same slot, and copies out run in order, that also
+//! Every hand-over has an event in both directions: compute waits for the copy in, the copy out for compute, and whatever
+//! comes next into a slot for the copy out of it. As a piece always passes through the same slot, and copies out run in order, that also
 //! orders a piece's copy in after its own last copy out.
 
 use crate::kv::Traffic;
@@ -78,7 +78,8 @@ impl<B: Backend> OptimizerState<B> {
         &self.state
     }
 
-    /// Calls `work` for all pieces in order; it enqueues what it does with a piece on [`Stream::Compute`]. Nothing waits for the host.
+    /// Calls `work` for all pieces in order; it enqueues what it does with a piece on [`Stream::Compute`]. Nothing waits for the
+    /// host.
     pub fn for_each(&mut self, device: &B, access: Access, mut work: impl FnMut(Piece<B>)) {
         for index in 0..self.num_pieces() {
             let piece = self.piece(device, index);
@@ -97,7 +98,8 @@ impl<B: Backend> OptimizerState<B> {
         }
     }
 
-    /// Calls `work` for the runs of `part` that belong to `elements`, in order. It must wait for what it enqueues, as a download does.
+    /// Calls `work` for the runs of `part` that belong to `elements`, in order. It must wait for what it enqueues, as a download
+    /// does.
     ///
     /// # Errors
     /// Those of `work`.

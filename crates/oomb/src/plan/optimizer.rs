@@ -173,8 +173,8 @@ pub fn dtype_name(dtype: DType) -> &'static str {
 }
 
 impl Plan {
-    /// Bytes that one update moves: through the link, both ways, where the state lives on the host; else through device memory, the
-    /// state read and written, gradients read, weights written and, without masters, read. 0 without an optimizer.
+    /// Bytes that one update moves: through the link, both ways, where the state lives on the host; else through device memory,
+    /// the state read and written, gradients read, weights written and, without masters, read. 0 without an optimizer.
     pub fn update_bytes(&self) -> u64 {
         let (Some(state), trained) = (self.optimizer, self.request.trained_elements() as u64) else { return 0 };
         let both_ways = 2 * trained / BLOCK_ELEMENTS as u64 * state.block_bytes(&self.machine);

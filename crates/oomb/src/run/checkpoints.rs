@@ -53,8 +53,8 @@ fn part_of(moment: Moment) -> Part {
     }
 }
 
-/// The configuration with what it leaves open of the optimizer's state as the checkpoint has it: what was chosen by the memory that
-/// was free then must not change with the memory that is free now.
+/// The configuration with what it leaves open of the optimizer's state as the checkpoint has it: what was chosen by the memory
+/// that was free then must not change with the memory that is free now.
 pub fn with_state_of(config: &Config, saved: &Saved) -> Config {
     let mut config = config.clone();
     let optimizer = &mut config.optimizer;

@@ -136,3 +136,16 @@ fn the_kind_of_optimizer_state_stays() {
     assert_eq!(said, "note: optimizer.placement is \"host\" now, it was \"auto\" (where state lives)\n");
     assert_eq!(place.result("run"), reference);
 }
+
+/// Checkpoints written before there was a choice hold f32 moments and f32 weights.
+#[test]
+fn older_checkpoints_have_f32_state() {
+    let place = workplace();
+    place.whole("run", &["run.compute_dtype=bf16", "run.steps=5"]);
+    let saved = place.checkpoints("run").newest().unwrap().checkpoint.unwrap().saved;
+    let mut older = serde_json::to_value(&saved).unwrap();
+    for key in ["moments", "f32_weights"] {
+        assert!(older.as_object_mut().unwrap().remove(key).is_some());
+    }
+    assert_eq!(serde_json::from_value::<oomb::state::Saved>(older).unwrap(), saved);
+}

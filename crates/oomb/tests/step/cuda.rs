@@ -158,8 +158,8 @@ fn one_small_step() {
     assert!(loss.loss.is_finite() && loss.grad_norm.is_finite(), "{loss:?}");
 }
 
-/// Every storage of the optimizer's state: streamed from the host in dozens of pieces it is that on the device, to the bit, and the
-/// loss falls.
+/// Every storage of the optimizer's state: streamed from the host in dozens of pieces it is that on the device, to the bit, and
+/// the loss falls.
 #[test]
 fn optimizer_states_train_and_stream_to_the_bit() {
     let Some(cuda) = gpu() else { return };

@@ -62,8 +62,8 @@ pub fn bits<B: Backend>(engine: &Engine<B>) -> Vec<Vec<u32>> {
     all
 }
 
-/// Streamed from the host in dozens of pieces, whichever stream is slow, with memory poisoned: the same bits, clipping included. A
-/// missing event shows here.
+/// Streamed from the host in dozens of pieces, whichever stream is slow, with memory poisoned: the same bits, clipping included.
+/// A missing event shows here.
 #[test]
 fn a_state_on_the_host_is_one_on_the_device_to_the_bit() {
     let mut random = Random::fresh("a_state_on_the_host_is_one_on_the_device_to_the_bit");
