@@ -15,8 +15,8 @@
 // together, writes dq out while the others run, and computes the softmax while dp and dv run. dq comes a step late so that the
 // warpgroups need not wait for each other's ds: one computes its softmax under the other's products.
 //
-// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01: 458 TFLOP/s at 16K causal, 496 at 8K queries x 64K keys (cuDNN in the same
-// run 520, 548). See docs/kernels/attention.md.
+// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01: 506 TFLOP/s at 16K causal, 568 at 8K queries x 64K keys (cuDNN in the same
+// run 522, 548). See docs/kernels/attention.md.
 #include "hopper.cuh"
 
 constexpr int Q_TILE = 64;

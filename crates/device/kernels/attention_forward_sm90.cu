@@ -12,8 +12,8 @@
 // the other's products. The softmax starts from the carry: (normalised output, lse) is the same state as (unnormalised output,
 // maximum, sum) with maximum = lse, sum = 1.
 //
-// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01: 619 TFLOP/s at 16K causal, 633 at 8K queries x 64K keys (cuDNN in the same
-// run 573, 609); 427 and 434 at Dh 64. See docs/kernels/attention.md.
+// Measured, H200, H 28, G 4, Dh 128, P 128, 2026-12-01: 624 TFLOP/s at 16K causal, 643 at 8K queries x 64K keys (cuDNN in the same
+// run 570, 615); 431 at Dh 64, 16K causal. See docs/kernels/attention.md.
 #include "hopper.cuh"
 
 constexpr int Q_TILE = 128;

@@ -23,10 +23,10 @@ fn adapted(family: Family, setting: Setting, lora: LoraConfig) -> Request {
     Request { lora: Some(lora), ..request(&model(family), setting, 22, 2) }
 }
 
-/// An engine whose factors are both random.
-pub fn random_adapter<B: Backend>(engine: &mut Engine<B>, seed: u64) {
+/// An engine whose factors are both random, normal of standard deviation `std`.
+pub fn random_adapter<B: Backend>(engine: &mut Engine<B>, std: f32, seed: u64) {
     let adapter = engine.adapter.as_mut().expect("an engine with an adapter");
-    engine.device.fill_normal(&mut adapter.slab, 0.3, seed);
+    engine.device.fill_normal(&mut adapter.slab, std, seed);
     train::start_optimizer(engine);
 }
 
@@ -46,7 +46,7 @@ fn adapter_gradients_equal_finite_differences() {
         let device = cpu(Real::F64);
         let request = adapted(family, setting, adapters(all));
         let mut engine = engine(&device, &request, setting.frames, Selection::Window(13), random.bits());
-        random_adapter(&mut engine, random.bits());
+        random_adapter(&mut engine, 0.3, random.bits());
         let analytic = outcome(&mut engine, &sequences).grads;
         let factors = device.download_f64(&engine.trained().slab).unwrap();
         let mut loss_at = |factors: &[f64]| {
@@ -109,7 +109,7 @@ fn training_moves_the_adapter_and_not_one_bit_of_the_base() {
         let device = Cpu::new(CpuOptions { compute_dtype, ..CpuOptions::default() });
         let setting = Setting { chunk_tokens: 8, keep: Keep::Attention, ..Setting::default() };
         let mut engine = engine(&device, &adapted(Family::Qwen2, setting, adapters(true)), None, Selection::All, random.bits());
-        random_adapter(&mut engine, random.bits());
+        random_adapter(&mut engine, 0.3, random.bits());
         let bits = |tensor: &Tensor<Cpu>| device.download_f32(tensor).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let (base, factors) = (bits(&engine.weights.slab), engine.trained().views.iter().map(bits).collect::<Vec<_>>());
         let sequences = [sequence(&mut random, 22, 37, &[0]), sequence(&mut random, 22, 37, &[0, 5])];
