@@ -73,7 +73,7 @@ fn adapters_agree_with_the_cpu() {
         let request = Request { lora: Some(adapters(all)), ..wide_request(&wide(family), setting, 517) };
         fn run<B: Backend>(device: &B, request: &Request, sequences: &[Sequence], seed: u64) -> Outcome {
             let mut engine = engine(device, request, None, Selection::Window(300), seed);
-            // Below the weights' own: bf16 would tell a larger one's gradient apart from nothing.
+            // Small beside the weights: a larger one makes a gradient of which bf16 says nothing.
             random_adapter(&mut engine, 0.1, seed ^ 1);
             outcome(&mut engine, sequences)
         }

@@ -77,7 +77,7 @@ fn a_state_on_the_host_is_one_on_the_device_to_the_bit() {
             let request = Request { lora: lora.clone(), optimizer_state, ..request(&model(Family::Qwen2), setting, 19, 1) };
             let mut engine = engine(&device, &request, None, Selection::All, weights);
             if lora.is_some() {
-                random_adapter(&mut engine, weights ^ 1);
+                random_adapter(&mut engine, 0.3, weights ^ 1);
                 train::start_optimizer(&mut engine);
             }
             let planned = engine.plan.optimizer.expect("an optimizer");
