@@ -3,6 +3,7 @@
 
 mod keep;
 pub mod optimizer;
+pub mod time;
 
 use crate::config::{Bytes, format_count};
 use crate::kv::{KvLayout, KvShape};
@@ -232,7 +233,7 @@ impl Plan {
         for state in request.optimizer_states(machine) {
             let plans: Vec<_> = keeps.iter().map(|&keep| Self::with(request, machine, keep, state)).collect();
             let fitting = plans.iter().filter(|plan| plan.shortfall() == 0);
-            if let Some(best) = fitting.min_by(|a, b| a.recomputed_flop().total_cmp(&b.recomputed_flop())) {
+            if let Some(best) = fitting.min_by(|a, b| a.recomputed().flop().total_cmp(&b.recomputed().flop())) {
                 return Ok(best.clone());
             }
             // Of equals the last: it holds least.

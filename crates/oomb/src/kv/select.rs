@@ -12,6 +12,16 @@ pub enum Selection {
 }
 
 impl Selection {
+    /// Pairs of a token and one that it sees, in a document of so many tokens.
+    pub fn visible_pairs(self, tokens: usize) -> f64 {
+        let (tokens, window) = match self {
+            Self::All => (tokens as f64, tokens as f64),
+            Self::Window(window) => (tokens as f64, window.min(tokens) as f64),
+        };
+        // The first `window` tokens see a triangle, each later one `window` keys.
+        window * (window + 1.0) / 2.0 + (tokens - window) * window
+    }
+
     /// Moves the first visible position of each token up to the window's edge; the tokens stand at `start` and after.
     pub fn narrow(self, start: u32, first: &mut [u32]) {
         let Self::Window(tokens) = self else { return };
@@ -30,6 +40,14 @@ pub fn visible_pages(first: u32, end: usize, page_tokens: usize) -> Range<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_is_a_triangle_and_a_band() {
+        for (tokens, window, pairs) in [(5, 2, 9.0), (5, 5, 15.0), (5, 9, 15.0), (5, 1, 5.0)] {
+            assert_eq!(Selection::Window(window).visible_pairs(tokens), pairs);
+        }
+        assert_eq!(Selection::All.visible_pairs(5), 15.0);
+    }
 
     #[test]
     fn window_and_document_meet_in_one_number() {

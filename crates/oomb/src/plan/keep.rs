@@ -14,6 +14,21 @@ const DEVICE_SPARE_BYTES: u64 = 1 << 30;
 /// Left free on the host, which other programs need too, as a share of what is available.
 const HOST_SPARE: f64 = 0.1;
 
+/// FLOP that are computed more than once.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Recomputed {
+    /// Of products.
+    pub(super) products: f64,
+    /// Of attention.
+    pub(super) attention: f64,
+}
+
+impl Recomputed {
+    pub(super) fn flop(self) -> f64 {
+        self.products + self.attention
+    }
+}
+
 impl Plan {
     /// Spends what is left, so that least is computed again.
     pub(super) fn keep_more(&mut self) {
@@ -46,7 +61,7 @@ impl Plan {
             let inputs = tiers(&mut left, inputs_bytes, attention.total());
             Kept { chunks, attention, inputs }
         });
-        let flop = |kept| Self { kept, ..self.clone() }.recomputed_flop();
+        let flop = |kept| Self { kept, ..self.clone() }.recomputed().flop();
         let best = choices.map(|kept| (flop(kept), kept)).min_by(|(a, _), (b, _)| a.total_cmp(b));
         if let Some((_, kept)) = best {
             self.kept = kept;
@@ -72,10 +87,10 @@ impl Plan {
         [cap(request.keep_budget, device), cap(request.keep_host_budget, host)]
     }
 
-    /// FLOP that a step computes more than once: in pass 2, what pass 1 did already; in a layer's backward, what its forward in pass 2
-    /// did already.
-    pub(super) fn recomputed_flop(&self) -> f64 {
-        let Some(keep) = self.keep else { return 0.0 };
+    /// FLOP that one pass over a sequence computes more than once: in pass 2, what pass 1 did already; in a layer's backward, what its
+    /// forward in pass 2 did already. Attention as if every earlier position were seen.
+    pub(super) fn recomputed(&self) -> Recomputed {
+        let Some(keep) = self.keep else { return Recomputed::default() };
         let (request, model) = (&self.request, &self.request.model);
         let (d, f) = (model.hidden_size, model.intermediate_size);
         let tokens = chunk_tokens(request) as f64;
@@ -88,19 +103,22 @@ impl Plan {
             Keep::Attention | Keep::Inputs => project + expand,
         };
         let num_chunks = self.num_chunks();
-        let of_chunk = |index: usize| {
+        let mut sum = Recomputed::default();
+        for index in 0..num_chunks {
             let place = self.place(index, num_chunks);
-            let visible = (index as f64 + 0.5) * tokens;
-            let attention = 4.0 * (model.q_width() * model.num_layers) as f64 * visible * tokens;
-            let attention = if place.attention.is_some() { 0.0 } else { attention };
             if place.inputs.is_some() {
-                return within(Keep::Attention);
+                sum.products += within(Keep::Attention);
+                continue;
             }
             let again = place.set == 0 && index + 1 < num_chunks;
-            let forward = if again { project + expand + contract + attention } else { 0.0 };
-            forward + within(keep) + if keep == Keep::Inputs { attention } else { 0.0 }
-        };
-        (0..num_chunks).map(of_chunk).sum()
+            sum.products += within(keep) + if again { project + expand + contract } else { 0.0 };
+            if place.attention.is_none() {
+                let visible = (index as f64 + 0.5) * tokens;
+                let attention = 4.0 * (model.q_width() * model.num_layers) as f64 * visible * tokens;
+                sum.attention += attention * f64::from(u8::from(again) + u8::from(keep == Keep::Inputs));
+            }
+        }
+        sum
     }
 
     fn num_chunks(&self) -> usize {
