@@ -63,6 +63,11 @@ pub(super) enum Slice<'a, R> {
 }
 
 impl<R: Float> Slice<'_, R> {
+    /// Whether storing draws random bits.
+    fn rounds(&self) -> bool {
+        !matches!(self, Self::Floats(_, Rounding::None))
+    }
+
     /// Widens block `index` into `out`.
     #[inline(always)]
     fn load(&self, index: usize, out: &mut [R]) {
@@ -70,34 +75,53 @@ impl<R: Float> Slice<'_, R> {
         match self {
             Self::Floats(values, _) => out.copy_from_slice(&values[start..start + out.len()]),
             Self::Codes(codes, scales, format) => {
-                let scale = scales[index].to_f64() as f32;
-                for (out, &code) in out.iter_mut().zip(&codes[start..]) {
-                    *out = R::from_f32(format.decode(code, scale));
+                let (scale, codes) = (scales[index].to_f64() as f32, &codes[start..start + out.len()]);
+                // Each with a format that is known when it is compiled: only then are they vector code.
+                match format {
+                    SmallFloat::Signed => decode(SmallFloat::Signed, out, codes, scale),
+                    SmallFloat::Unsigned => decode(SmallFloat::Unsigned, out, codes, scale),
                 }
             }
         }
     }
 
-    /// Rounds block `index` from `values`, element `i` by `random(i)`, whose bits from the highest on are this moment's.
+    /// Rounds block `index` from `values`, each by the bits of `random` after the first `shift`.
     #[inline(always)]
-    fn store(&mut self, index: usize, values: &[R], random: impl Fn(usize) -> u64) {
+    fn store(&mut self, index: usize, values: &[R], random: &[u64], shift: u32) {
         let range = index * BLOCK_ELEMENTS..index * BLOCK_ELEMENTS + values.len();
         match self {
             Self::Floats(stored, Rounding::None) => stored[range].copy_from_slice(values),
             Self::Floats(stored, Rounding::Bf16) => {
-                for (i, (stored, value)) in stored[range].iter_mut().zip(values).enumerate() {
-                    *stored = value.to_bf16_stochastic(random(i));
+                for ((stored, value), random) in stored[range].iter_mut().zip(values).zip(random) {
+                    *stored = value.to_bf16_stochastic(random << shift);
                 }
             }
             Self::Codes(codes, scales, format) => {
-                let largest = values.iter().fold(0.0f32, |largest, x| largest.max(x.to_f64().abs() as f32));
-                let scale = format.scale(largest);
+                // Magnitudes are in the order of their bits.
+                let largest = values.iter().fold(0, |largest, x| largest.max((x.to_f64().abs() as f32).to_bits()));
+                let scale = format.scale(f32::from_bits(largest));
                 scales[index] = R::from_f32(scale);
-                for (i, (code, value)) in codes[range].iter_mut().zip(values).enumerate() {
-                    *code = format.encode(value.to_f64() as f32, scale, (random(i) >> (64 - RANDOM_BITS)) as u32);
+                let codes = &mut codes[range];
+                match format {
+                    SmallFloat::Signed => encode(SmallFloat::Signed, codes, values, scale, random, shift),
+                    SmallFloat::Unsigned => encode(SmallFloat::Unsigned, codes, values, scale, random, shift),
                 }
             }
         }
+    }
+}
+
+#[inline(always)]
+fn decode<R: Float>(format: SmallFloat, out: &mut [R], codes: &[u8], scale: f32) {
+    for (out, &code) in out.iter_mut().zip(codes) {
+        *out = R::from_f32(format.decode(code, scale));
+    }
+}
+
+#[inline(always)]
+fn encode<R: Float>(format: SmallFloat, codes: &mut [u8], values: &[R], scale: f32, random: &[u64], shift: u32) {
+    for ((code, value), random) in codes.iter_mut().zip(values).zip(random) {
+        *code = format.encode(value.to_f64() as f32, scale, (random << shift >> (64 - RANDOM_BITS)) as u32);
     }
 }
 
@@ -206,7 +230,13 @@ fn run<R: Float>(
         m_stored.load(index, m);
         v_stored.load(index, v);
         let element = random.first.wrapping_add(start as u64 + 1);
-        let random = |i: usize| splitmix64(random.seed.wrapping_add((element + i as u64).wrapping_mul(SPLITMIX_STEP)));
+        let mut bits = [0u64; BLOCK_ELEMENTS];
+        let bits = &mut bits[..len];
+        if m_stored.rounds() || v_stored.rounds() || master.is_none() && rounding == Rounding::Bf16 {
+            for (bits, element) in bits.iter_mut().zip(element..) {
+                *bits = splitmix64(random.seed.wrapping_add(element.wrapping_mul(SPLITMIX_STEP)));
+            }
+        }
         match &mut master {
             Some(master) => {
                 let master = &mut master[start..start + len];
@@ -217,11 +247,11 @@ fn run<R: Float>(
             None => {
                 update.step(w, m, v, grad);
                 if rounding == Rounding::Bf16 {
-                    w.iter_mut().enumerate().for_each(|(i, w)| *w = w.to_bf16_stochastic(random(i)));
+                    w.iter_mut().zip(&*bits).for_each(|(w, &random)| *w = w.to_bf16_stochastic(random));
                 }
             }
         }
-        m_stored.store(index, m, |i| random(i) << M_SHIFT);
-        v_stored.store(index, v, |i| random(i) << V_SHIFT);
+        m_stored.store(index, m, bits, M_SHIFT);
+        v_stored.store(index, v, bits, V_SHIFT);
     }
 }
