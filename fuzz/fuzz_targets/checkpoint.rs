@@ -7,6 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use oomb::model::params::{ParamSpec, param_specs};
 use oomb::model::presets::preset;
 use oomb::state::{Checkpoints, find};
+use oomb_device::DType;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -35,8 +36,11 @@ fuzz_target!(|bytes: &[u8]| {
     match Checkpoints::of(FOLDER.path()).newest() {
         Ok(newest) => {
             let checkpoint = newest.checkpoint.expect("there is one, and it is not damaged");
-            if let Err(error) = checkpoint.moments(&SPECS, |_, index, values| assert_eq!(values.len(), SPECS[index].len())) {
-                assert!(!error.to_string().is_empty());
+            for dtype in [DType::F32, DType::Bf16, DType::U8] {
+                let taken = checkpoint.moments(&SPECS, dtype, |_, index, bytes: &[u8]| {
+                    assert!(index < SPECS.len() && !bytes.is_empty());
+                });
+                assert!(taken.err().is_none_or(|error| !error.to_string().is_empty()));
             }
             go_on(FOLDER.path(), checkpoint.config);
         }
