@@ -5,6 +5,7 @@ pub mod attention;
 mod ceiling;
 pub mod copy;
 pub mod gemm;
+pub mod rates;
 mod report;
 pub mod step;
 

@@ -55,12 +55,15 @@ pub struct ModelSettings {
     pub rope_scaling: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
+/// [`ScheduleSettings::chunk_tokens`] where nothing is said, or nothing can be predicted.
+pub const DEFAULT_CHUNK_TOKENS: usize = 8192;
+
 /// `[schedule]`: how a sequence is cut and what is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScheduleSettings {
     /// T, in tokens, a multiple of `kv.page_tokens`. Default 8192: large enough to keep a GPU busy and to hide page
-    /// transfers, small enough that one chunk's activations are a few GiB.
-    pub chunk_tokens: usize,
+    /// transfers, small enough that one chunk's activations are a few GiB. `auto` (`None`): what is predicted to be fastest.
+    pub chunk_tokens: Option<usize>,
     /// What pass 2 keeps of a chunk's forward for its own backward. Default `auto`: as much as fits.
     pub keep: Keep,
     /// Device bytes for activations of more chunks than the one in work, so that pass 2 need not compute them again. Default
@@ -224,7 +227,7 @@ fn holds_null(value: &serde_json::Value) -> bool {
 
 fn read_schedule(section: &Section<'_>) -> Result<ScheduleSettings> {
     Ok(ScheduleSettings {
-        chunk_tokens: section.or("chunk_tokens", Tokens(8192))?.0,
+        chunk_tokens: section.or("chunk_tokens", OrAuto(Some(Tokens(DEFAULT_CHUNK_TOKENS))))?.0.map(|tokens| tokens.0),
         keep: section.or("keep", Keep::Auto)?,
         keep_budget_bytes: section.or("keep_budget", OrAuto::<NumBytes>(None))?.0.map(|bytes| bytes.0),
         keep_host_budget_bytes: section.or("keep_host_budget", OrAuto::<NumBytes>(None))?.0.map(|bytes| bytes.0),

@@ -18,6 +18,7 @@ pub mod plan;
 pub mod plot;
 pub mod positions;
 pub mod random;
+pub mod rates;
 pub mod report;
 pub mod run;
 pub mod run_folder;

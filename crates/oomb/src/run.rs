@@ -7,7 +7,9 @@ mod load;
 mod lora;
 mod training;
 
-use crate::config::{Config, GradDtype, Keep as KeepSetting, LrSchedule, OptimizerSettings, Placement, StateDtype};
+use crate::config::{
+    Config, DEFAULT_CHUNK_TOKENS, GradDtype, Keep as KeepSetting, LrSchedule, OptimizerSettings, Placement, StateDtype,
+};
 use crate::data::Windows;
 use crate::engine::{Engine, machine};
 use crate::kv::select::Selection;
@@ -15,6 +17,7 @@ use crate::model::activations::Keep;
 use crate::model::config::ModelConfig;
 use crate::plan::optimizer::StateRequest;
 use crate::plan::{Machine, Plan, Request, Tier, Training};
+use crate::rates;
 use crate::train::{self, LossSum, StepLoss, Update};
 pub use checkpoints::with_state_of;
 pub use error::{Error, Result};
@@ -107,7 +110,10 @@ pub fn request(config: &Config, model: &ModelConfig) -> Request {
         model: model.clone(),
         sequence_tokens: config.data.sequence_tokens,
         sequences_per_step: config.data.sequences_per_step,
-        chunk_tokens: config.schedule.chunk_tokens,
+        chunk_tokens: config
+            .schedule
+            .chunk_tokens
+            .unwrap_or_else(|| DEFAULT_CHUNK_TOKENS.next_multiple_of(config.kv.page_tokens)),
         page_tokens: config.kv.page_tokens,
         group_pages: config.kv.group_pages.unwrap_or(DEFAULT_GROUP_PAGES),
         prefetch_groups: config.kv.prefetch_groups,
@@ -150,6 +156,19 @@ pub fn moments_dtype(setting: StateDtype) -> Option<DType> {
         StateDtype::Bf16 => Some(DType::Bf16),
         StateDtype::Int8 => Some(DType::U8),
     }
+}
+
+/// The plan of a training run: with the chunk size that the configuration says, or that is predicted to be the fastest on this
+/// `hardware`; where nothing is known of that, the default.
+///
+/// # Errors
+/// If it does not fit, or there are saved rates that cannot be read.
+pub fn plan(config: &Config, request: &Request, machine: &Machine, hardware: &str) -> Result<Plan> {
+    let rates = if config.schedule.chunk_tokens.is_none() { rates::of(hardware)? } else { None };
+    Ok(match rates {
+        Some((rates, _)) => request.fastest(machine, &rates, config.kv.selection)?,
+        None => Plan::new(request, machine)?,
+    })
 }
 
 /// Pages that move together where the configuration does not say: 4 MiB of k, v at Qwen2.5-7B's shape, long enough for

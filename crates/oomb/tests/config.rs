@@ -65,7 +65,7 @@ fn the_issue_s_example_reads_as_written() {
     "#;
     let config = Config::parse(text, "emma.toml", &[]).unwrap();
     assert_eq!(config.model.source, ModelSource::Preset("tiny".into()));
-    assert_eq!((config.data.sequence_tokens, config.schedule.chunk_tokens, config.kv.page_tokens), (32768, 2048, 128));
+    assert_eq!((config.data.sequence_tokens, config.schedule.chunk_tokens, config.kv.page_tokens), (32768, Some(2048), 128));
     assert_eq!((config.schedule.keep, config.kv.selection, config.run.device), (Keep::Auto, Selection::All, DeviceChoice::Auto));
     assert_eq!((config.kv.device_budget_bytes, config.optimizer.lr), (None, 3e-4));
 }

@@ -17,7 +17,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Modules of the crate in import order: each may name those after it, and itself.
-const ORDER: [(&str, &[&str]); 22] = [
+const ORDER: [(&str, &[&str]); 23] = [
     (
         "cli",
         &[
@@ -30,6 +30,7 @@ const ORDER: [(&str, &[&str]); 22] = [
             "metrics",
             "model",
             "plan",
+            "rates",
             "run",
             "report",
             "run_folder",
@@ -42,7 +43,7 @@ const ORDER: [(&str, &[&str]); 22] = [
             "tasks",
         ],
     ),
-    ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "run_folder", "state", "train"]),
+    ("run", &["config", "checkpoint", "data", "engine", "kv", "model", "plan", "rates", "run_folder", "state", "train"]),
     ("report", &["config", "metrics", "run_folder"]),
     ("doctor", &["config"]),
     ("bench", &["config", "data", "engine", "kv", "model", "plan", "train"]),
@@ -50,6 +51,7 @@ const ORDER: [(&str, &[&str]); 22] = [
     ("generate", &["config", "data", "engine", "random", "schedule"]),
     ("schedule", &["engine", "kv", "model"]),
     ("engine", &["data", "kv", "model", "plan"]),
+    ("rates", &["plan"]),
     ("plan", &["config", "kv", "model"]),
     ("config", &["model", "kv"]),
     ("state", &["checkpoint", "config", "data", "model", "run_folder"]),

@@ -48,6 +48,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// FLOP or bytes of one call.
+    pub fn amount(&self) -> f64 {
+        self.work.amount()
+    }
+
     /// FLOP or bytes per second, by the median.
     pub fn rate(&self) -> f64 {
         self.work.amount() / self.timing.median

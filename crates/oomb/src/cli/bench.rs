@@ -11,6 +11,7 @@ use oomb::config::{Bytes, DeviceChoice, nearest, parse_bytes, parse_tokens};
 use oomb::kv::select::Selection;
 use oomb::model::config::ModelConfig;
 use oomb::model::presets::{PRESETS, preset};
+use oomb::rates;
 use oomb_device::{Backend, DType};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use std::time::Duration;
   oomb bench gemm --model qwen2.5-7b --tokens 8K
   oomb bench attention --model qwen2.5-7b --queries 8K --keys 64K --json attention.json
   oomb bench copy
+  oomb bench rates
   oomb bench step --model qwen2.5-7b --sequence-tokens 64K --optimizer none")]
 pub(crate) enum Bench {
     /// The linear layers of a model: forward, backward to the input, backward to the weight
@@ -32,6 +34,8 @@ pub(crate) enum Bench {
     Attention(AttentionArgs),
     /// Copies between host and device in pieces of several sizes, and within the device
     Copy(CopyArgs),
+    /// What oomb plan predicts with: measured in under a minute, and saved for this device
+    Rates(RatesArgs),
     /// Whole training steps of a model with random weights
     Step(step::Args),
 }
@@ -82,6 +86,23 @@ impl Rates {
         let report = Report { device: device.name(), hardware: device.hardware(), setup, rows };
         print!("{report}");
         self.common.write(&report.json())
+    }
+}
+
+/// Options of `oomb bench rates`.
+#[derive(ClapArgs)]
+pub(crate) struct RatesArgs {
+    #[command(flatten)]
+    rates: Rates,
+}
+
+impl RatesArgs {
+    fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
+        let measured = bench::rates::run(&self.rates.bench(device)?)?;
+        let json = serde_json::to_value(&measured)?;
+        println!("{} ({})\n{json:#}", device.name(), device.hardware());
+        println!("saved in {}", rates::save(&device.hardware(), &measured)?.display());
+        self.rates.common.write(&json)
     }
 }
 
@@ -199,6 +220,7 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
         Bench::Gemm(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
         Bench::Attention(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
         Bench::Copy(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
+        Bench::Rates(args) => on_device!(open_default(args.rates.common.device)?, |device| args.run_on(&device)),
         Bench::Step(args) => step::run(args),
     }
 }

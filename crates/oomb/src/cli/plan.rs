@@ -4,11 +4,13 @@ use super::machine::{on_device, open_device};
 use super::settings::Settings;
 use anyhow::Result;
 use clap::{Args as ClapArgs, ValueEnum};
-use oomb::config::{Config, parse_bytes};
+use oomb::config::{Config, format_count, parse_bytes};
+use oomb::kv::select::Selection;
 use oomb::plan::{Machine, Plan};
+use oomb::rates;
 use oomb::run::{self, Lora, ModelFiles};
-use oomb_device::DType;
 use oomb_device::cuda::WORKSPACE_BYTES;
+use oomb_device::{DType, Device};
 use std::path::{Path, PathBuf};
 
 /// Say what a run allocates, buffer by buffer, and whether it fits; nothing is allocated and no GPU is needed.
@@ -61,11 +63,11 @@ fn bytes(text: &str) -> Result<u64, String> {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let config = configuration(args)?;
-    let machine = match (args.device_memory, args.host_memory) {
-        (Some(device_memory), Some(host_memory)) => gpu(device_memory, host_memory),
+    let (machine, hardware) = match (args.device_memory, args.host_memory) {
+        (Some(device_memory), Some(host_memory)) => (gpu(device_memory, host_memory), ASSUMED.to_owned()),
         _ => {
             let opened = open_device(config.run.device, config.run.compute_dtype)?;
-            on_device!(opened, |device| run::this_machine(&device)?)
+            on_device!(opened, |device| (run::this_machine(&device)?, device.hardware()))
         }
     };
     let files = ModelFiles::open(&config.model)?;
@@ -76,16 +78,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(training) = &mut request.training {
         training.optimizer = args.optimizer == Optimizer::Adamw;
     }
-    match Plan::new(&request, &machine) {
-        Ok(plan) => print!("{plan}"),
-        Err(refusal) => {
-            print!("{}", refusal.smallest);
-            return Err(refusal.into());
+    match run::plan(&config, &request, &machine, &hardware) {
+        Ok(plan) => print!("{plan}{}", prediction(&plan, config.kv.selection, &hardware)?),
+        Err(error) => {
+            if let run::Error::DoesNotFit(refusal) = &error {
+                print!("{}", refusal.smallest);
+            }
+            return Err(error.into());
         }
     }
     println!("it fits");
     Ok(())
 }
+
+/// How long a step takes, as far as anything is known of the hardware.
+pub(super) fn prediction(plan: &Plan, selection: Selection, hardware: &str) -> Result<String> {
+    let Some((rates, origin)) = rates::of(hardware)? else {
+        return Ok(format!("predicted nothing is known of {hardware}: measure it with oomb bench rates\n"));
+    };
+    let time = plan.predict(&rates, selection);
+    let rate = format_count((plan.step_tokens() as f64 / time.total()).round() as u64);
+    Ok(format!("predicted {time}; {rate} tokens/s ({origin})\n"))
+}
+
+/// What a GPU that is not here is taken for.
+const ASSUMED: &str = "NVIDIA H200";
 
 /// The configuration file, or one made of `--model` and `--sequence-tokens`; overrides apply to both.
 fn configuration(args: &Args) -> Result<Config> {

@@ -24,7 +24,7 @@ impl Config {
     fn check_counts(&self, document: &Document) -> Result<()> {
         let counts = [
             ("data.sequences_per_step", Some(self.data.sequences_per_step)),
-            ("schedule.chunk_tokens", Some(self.schedule.chunk_tokens)),
+            ("schedule.chunk_tokens", self.schedule.chunk_tokens),
             ("schedule.loss_tile_tokens", self.schedule.loss_tile_tokens),
             ("kv.page_tokens", Some(self.kv.page_tokens)),
             ("kv.group_pages", self.kv.group_pages),
@@ -51,7 +51,8 @@ impl Config {
             let problem = format!("must be 2 to {MAX_SEQUENCE_TOKENS} tokens, got {sequence}");
             return Err(document.invalid("data.sequence_tokens", problem));
         }
-        let (chunk, page) = (self.schedule.chunk_tokens, self.kv.page_tokens);
+        let page = self.kv.page_tokens;
+        let chunk = self.schedule.chunk_tokens.unwrap_or(page);
         if !chunk.is_multiple_of(page) {
             let near = (chunk / page).max(1).saturating_mul(page);
             let problem = format!("must be a multiple of kv.page_tokens = {page}, got {chunk}: take {near}");

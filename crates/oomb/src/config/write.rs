@@ -21,7 +21,7 @@ impl Config {
         self.write_lora(&mut out);
         self.data.write(&mut out);
         out.section("schedule");
-        out.value("chunk_tokens", self.schedule.chunk_tokens);
+        out.value("chunk_tokens", or_auto(self.schedule.chunk_tokens));
         out.value("keep", text(self.schedule.keep));
         let bytes_or_auto = |bytes: Option<u64>| bytes.map_or(text("auto"), |bytes| text(format!("{bytes}B")));
         out.value("keep_budget", bytes_or_auto(self.schedule.keep_budget_bytes));

@@ -12,14 +12,24 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// FLOP per second of attention, forward and backward.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionRates {
+    /// Of a chunk over itself, causal.
+    pub diagonal: [f64; 2],
+    /// Of a chunk over a long past.
+    pub past: [f64; 2],
+}
+
 /// Rates that a device was measured to reach, per second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
     /// FLOP of products of a layer.
     pub products: f64,
-    /// FLOP of attention forward and backward, by head dim.
-    pub attention: BTreeMap<usize, [f64; 2]>,
+    /// Attention's, by head dim.
+    pub attention: BTreeMap<usize, AttentionRates>,
     /// Bytes that elementwise ops read and write.
     pub memory: f64,
     /// Bytes between host and device, each way.
@@ -29,18 +39,20 @@ pub struct Rates {
 impl Rates {
     /// Those of the GPU that its driver calls `hardware`, as measured on one (docs/measurements.md); `None` where nothing was.
     pub fn built_in(hardware: &str) -> Option<Self> {
-        let attention = BTreeMap::from([(64, [431e12, 381e12]), (128, [635e12, 555e12])]);
+        let narrow = AttentionRates { diagonal: [431e12, 381e12], past: [434e12, 381e12] };
+        let wide = AttentionRates { diagonal: [624e12, 506e12], past: [646e12, 574e12] };
+        let attention = BTreeMap::from([(64, narrow), (128, wide)]);
         hardware.starts_with("NVIDIA H200").then_some(Self { products: 672e12, attention, memory: 3.9e12, link: 55e9 })
     }
 
     /// Whether they can be divided by.
     pub fn are_positive(&self) -> bool {
-        let attention = self.attention.values().flatten();
+        let attention = self.attention.values().flat_map(|rates| rates.diagonal.iter().chain(&rates.past));
         !self.attention.is_empty() && attention.chain([&self.products, &self.memory, &self.link]).all(|rate| *rate > 0.0)
     }
 
     /// Attention's of the head dim that is nearest.
-    fn attention_of(&self, head_dim: usize) -> [f64; 2] {
+    fn attention_of(&self, head_dim: usize) -> AttentionRates {
         let nearest = self.attention.iter().min_by_key(|(dim, _)| dim.abs_diff(head_dim));
         *nearest.expect("rates of at least one head dim").1
     }
@@ -107,12 +119,15 @@ impl Plan {
             None => 8.0 * (weights * (passes * chunks - 0.5) + head * (passes * tiles - 0.5)),
         };
 
-        let pairs = steps * selection.visible_pairs(request.sequence_tokens);
-        let seen = selection.visible_pairs(request.sequence_tokens) / Selection::All.visible_pairs(request.sequence_tokens);
+        let pairs = selection.visible_pairs(request.sequence_tokens);
+        let seen = pairs / Selection::All.visible_pairs(request.sequence_tokens);
+        let own_tokens = request.chunk_tokens.min(request.sequence_tokens);
+        let own = request.sequence_tokens as f64 / own_tokens as f64 * selection.visible_pairs(own_tokens);
         let per_pair = (model.q_width() * model.num_layers) as f64;
-        let [attend, attend_backward] = rates.attention_of(model.head_dim);
-        let attention = (4.0 * per_pair * pairs + passes * seen * again.attention) / attend;
-        let attention = attention + 10.0 * per_pair * pairs / attend_backward;
+        let attend = rates.attention_of(model.head_dim);
+        let attention = [(attend.diagonal, own), (attend.past, (pairs - own).max(0.0))]
+            .map(|([forward, backward], pairs)| steps * per_pair * pairs * (4.0 / forward + 10.0 / backward));
+        let attention = attention.iter().sum::<f64>() + passes * seen * again.attention / attend.past[0];
 
         // Per token and layer, in elements: norms, q, k, v and SwiGLU; then the same backward, with dq and the pages' gradients in f32.
         let [d, f, q, qkv] = [model.hidden_size, model.intermediate_size, model.q_width(), model.qkv_width()].map(|n| n as f64);
@@ -145,7 +160,8 @@ impl Plan {
         let (chunks, tokens) = (request.pass_tokens().div_ceil(chunk_tokens(request)), chunk_tokens(request) as f64);
         let resident = (self.layout.resident_groups * request.group_pages * request.page_tokens) as f64;
         let elements = (2 * model.num_kv_heads * model.head_dim * model.num_layers) as f64;
-        let [kv, grads] = [self.machine.compute_dtype, request.grad_dtype].map(|dtype| elements * self.machine.bytes_of(dtype) as f64);
+        let [kv, grads] =
+            [self.machine.compute_dtype, request.grad_dtype].map(|dtype| elements * self.machine.bytes_of(dtype) as f64);
         let streamed = |chunk: usize| ((chunk + 1) as f64 * tokens - resident).max(0.0) * seen;
         let num_chunks = chunks;
         let of_chunk = |chunk: usize| {

@@ -31,6 +31,9 @@ pub enum Error {
     /// Memory.
     #[error(transparent)]
     DoesNotFit(#[from] crate::plan::DoesNotFit),
+    /// Saved rates.
+    #[error(transparent)]
+    Rates(#[from] crate::rates::Error),
     /// The device.
     #[error(transparent)]
     Device(#[from] oomb_device::Error),

@@ -60,7 +60,7 @@ impl<B: Backend> Run<B> {
         check_base(config.lora.as_ref(), &config.model)?;
         let lora = config.lora.as_ref().map(|settings| Lora::open(settings, &files.config)).transpose()?;
         let request = Request { lora: lora.as_ref().map(|lora| lora.config().clone()), ..request(&config, &files.config) };
-        let plan = Plan::new(&request, machine)?;
+        let plan = super::plan(&config, &request, machine, &device.hardware())?;
         let mut engine = Engine::new(device, plan, config.kv.selection)?;
         load_weights(&mut engine, &files, config.run.seed)?;
         if let Some(lora) = lora {

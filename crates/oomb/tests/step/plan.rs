@@ -6,6 +6,7 @@ use oomb::kv::select::Selection;
 use oomb::model::activations::{Keep, Kept};
 use oomb::model::config::Family;
 use oomb::plan::optimizer::StateRequest;
+use oomb::plan::time::Rates;
 use oomb::plan::{Machine, Plan, Request, Tier, Training};
 use oomb_device::cpu::{Cpu, CpuOptions, Real};
 use oomb_device::{DType, Device};
@@ -157,4 +158,85 @@ fn a_budget_below_the_smallest_ring_is_refused() {
     assert_eq!(with(smallest).unwrap().layout.resident_groups, 0);
     let message = with(smallest - 1).unwrap_err().to_string();
     assert!(message.contains("kv.device_budget") && message.contains(&format!("{}KiB", smallest.div_ceil(1024))), "{message}");
+}
+
+/// Steps measured on one H200, forward and backward (docs/measurements.md): sequences, tokens, chunk, optimizer, tokens per second.
+const MEASURED: [(usize, usize, usize, bool, f64); 7] = [
+    (1, 8 << 10, 8192, false, 12_392.0),
+    (1, 16 << 10, 8192, false, 11_109.0),
+    (1, 32 << 10, 8192, false, 8_979.0),
+    (1, 64 << 10, 8192, false, 6_290.0),
+    (1, 128 << 10, 8192, false, 4_156.0),
+    (1, 256 << 10, 8192, false, 2_491.0),
+    (8, 8 << 10, 16_384, true, 12_609.0),
+];
+
+fn measured(sequences: usize, sequence_tokens: usize, chunk_tokens: usize, optimizer: bool) -> Plan {
+    let state = StateRequest { dtype: Some(DType::U8), master_weights: Some(false), ..StateRequest::default() };
+    let request = Request {
+        sequences_per_step: sequences,
+        chunk_tokens,
+        grad_dtype: DType::F32,
+        optimizer_state: state,
+        ..large(sequence_tokens, optimizer)
+    };
+    Plan::new(&request, &gpu(139.2, 110.0)).unwrap()
+}
+
+#[test]
+fn the_predicted_time_is_near_the_measured_one() {
+    let rates = Rates::built_in("NVIDIA H200").unwrap();
+    for (sequences, tokens, chunk, optimizer, rate) in MEASURED {
+        let plan = measured(sequences, tokens, chunk, optimizer);
+        let time = plan.predict(&rates, Selection::All);
+        let (predicted, measured) = (time.total(), plan.step_tokens() as f64 / rate);
+        eprintln!("{sequences} x {tokens}: {time}; measured {measured:.3}, {:+.1} %", 100.0 * (predicted / measured - 1.0));
+        assert!((predicted / measured - 1.0).abs() < 0.15, "{sequences} x {tokens}: {time}, measured {measured}");
+    }
+}
+
+#[test]
+fn more_work_takes_longer() {
+    let rates = Rates::built_in("NVIDIA H200").unwrap();
+    let time = |request: &Request, selection| Plan::new(request, &gpu(139.2, 110.0)).unwrap().predict(&rates, selection).total();
+    let base = large(1 << 17, false);
+    let seconds = time(&base, Selection::All);
+    assert!(time(&large(1 << 18, false), Selection::All) > 2.0 * seconds);
+    assert!(time(&base, Selection::Window(4096)) < 0.5 * seconds);
+    let lean = Request { keep_budget: Some(0), keep_host_budget: Some(0), ..base.clone() };
+    assert!(time(&lean, Selection::All) > 1.1 * seconds);
+    let inputs = Request { training: Some(Training { keep: Some(Keep::Inputs), optimizer: false }), ..lean.clone() };
+    assert!(time(&inputs, Selection::All) > time(&lean, Selection::All));
+    // A link so slow that nothing lies under the rest.
+    let streaming = Request { device_budget: Some(3 << 30), ..lean };
+    let slow = Rates { link: 1e9, ..rates.clone() };
+    let time = Plan::new(&streaming, &gpu(139.2, 110.0)).unwrap().predict(&slow, Selection::All);
+    assert!(time.copies > 2.0 * seconds && time.total() >= time.copies, "{time}");
+}
+
+#[test]
+fn the_fastest_chunk_is_the_one_that_trying_all_finds() {
+    let rates = Rates::built_in("NVIDIA H200").unwrap();
+    let mut sizes = Vec::new();
+    for (tokens, sequences, device_gib) in [(2048, 64, 139.2), (8192, 8, 139.2), (1 << 16, 1, 139.2), (1 << 17, 1, 80.0)] {
+        let request = Request { sequences_per_step: sequences, ..large(tokens, false) };
+        let machine = gpu(device_gib, 110.0);
+        let best = request.fastest(&machine, &rates, Selection::All).unwrap();
+        let seconds = best.predict(&rates, Selection::All).total();
+        for chunk_tokens in [1024, 2048, 4096, 8192, 16_384, 32_768] {
+            if let Ok(plan) = Plan::new(&Request { chunk_tokens, ..request.clone() }, &machine) {
+                assert!(
+                    plan.predict(&rates, Selection::All).total() >= seconds,
+                    "{chunk_tokens} beats {}",
+                    best.request.chunk_tokens
+                );
+            }
+        }
+        assert!(best.shortfall() == 0);
+        sizes.push(best.request.chunk_tokens);
+    }
+    eprintln!("{sizes:?}");
+    assert!(sizes.iter().any(|&size| size != sizes[0]), "{sizes:?}");
+    let impossible = large(1 << 17, true).fastest(&gpu(16.0, 16.0), &rates, Selection::All).unwrap_err();
+    assert!(impossible.to_string().contains("does not fit"), "{impossible}");
 }

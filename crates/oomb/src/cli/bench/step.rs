@@ -2,6 +2,7 @@
 
 use super::{Common, Gradients, bytes, is_cpu, shape, tokens};
 use crate::cli::machine::{on_device, open_default};
+use crate::cli::plan::prediction;
 use anyhow::{Result, ensure};
 use clap::{Args as ClapArgs, ValueEnum};
 use oomb::bench::step::{self, Repeat, StepReport};
@@ -124,8 +125,9 @@ impl Args {
         }
         let selection = self.window.map_or(Selection::All, Selection::Window);
         let repeat = Repeat { warm_up: self.warm_up, steps: self.repeat, seed: self.seed };
+        let prediction = prediction(&plan, selection, &device.hardware())?;
         let report = step::run(device, plan, selection, repeat)?;
-        print!("{}", lines(&report));
+        print!("{}{prediction}", lines(&report));
         self.common.write(&report.json())
     }
 }
