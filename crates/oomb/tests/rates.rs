@@ -6,9 +6,14 @@ use std::process::Command;
 /// Runs `oomb` with rates in a file of its own: status, output, errors.
 fn oomb(folder: &Path, args: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oomb"));
-    let output = command.current_dir(folder).env("OOMB_RATES", folder.join("kept/rates.json")).args(args).output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    let output = command
+        .current_dir(folder)
+        .env("OOMB_RATES", folder.join("kept/rates.json"))
+        .args(args)
+        .output()
+        .expect("a program that runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("a program that runs");
+    (output.status.code().expect("a program that runs"), text(output.stdout), text(output.stderr))
 }
 
 const RUN: &str = "[model]\npreset = \"tiny\"\n[data]\ntrain = \"text.txt\"\ntokenizer = \"bytes\"\nsequence_tokens = 4096\n\
