@@ -16,5 +16,5 @@ cargo build --quiet --release --target "$host" --bin "$target"
 # Readers that take a path get files in memory.
 [ ! -d /dev/shm ] || export TMPDIR=/dev/shm
 mkdir -p "corpus/$target" "artifacts/$target"
-exec "target/$host/release/$target" -max_total_time="$seconds" -timeout=30 -max_len=32768 -print_final_stats=1 \
+exec "target/$host/release/$target" -max_total_time="$seconds" -timeout=120 -max_len=32768 -print_final_stats=1 \
     -artifact_prefix="artifacts/$target/" "corpus/$target" "seeds/$target"

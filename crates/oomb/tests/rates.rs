@@ -27,7 +27,7 @@ fn measured_rates_are_saved_and_used() {
     let plan = ["plan", "--config", "run.toml"];
     let (code, stdout, stderr) = oomb(folder.path(), &plan);
     assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.contains("nothing is known of cpu: measure it with oomb bench rates"), "{stdout}");
+    assert!(stdout.contains("not known on cpu: oomb bench rates measures"), "{stdout}");
 
     let (code, stdout, stderr) = oomb(folder.path(), &["bench", "rates", "--device", "cpu", "--sample-seconds", "0.001"]);
     assert_eq!(code, 0, "{stderr}");
@@ -38,7 +38,7 @@ fn measured_rates_are_saved_and_used() {
     assert!(saved["cpu"]["attention"]["64"]["past"][1].as_f64().unwrap() > 1e6, "{saved}");
 
     let (_, stdout, _) = oomb(folder.path(), &plan);
-    let line = stdout.lines().find(|line| line.starts_with("predicted")).unwrap();
+    let line = stdout.lines().find(|line| line.starts_with("time ")).unwrap();
     assert!(line.contains(" s a step: products ") && line.contains("tokens/s (rates of cpu in "), "{line}");
     // A device whose memory is slow and whose products cost nothing takes the largest chunk: each writes the gradients once.
     let mut slow = saved.clone();
@@ -65,7 +65,7 @@ fn a_gpu_that_is_not_here_is_taken_for_one_that_was_measured() {
         ["plan", "--model", "qwen2.5-7b", "--sequence-tokens", "64K", "--device-memory", "139GiB", "--host-memory", "110GiB"];
     let (code, stdout, stderr) = oomb(folder.path(), &[&args[..], &["--optimizer", "none"]].concat());
     assert_eq!(code, 0, "{stderr}");
-    let line = stdout.lines().find(|line| line.starts_with("predicted")).unwrap();
+    let line = stdout.lines().find(|line| line.starts_with("time ")).unwrap();
     // Measured: 6,290 tokens/s.
     let rate = line.split("; ").nth(1).unwrap().split(' ').next().unwrap().replace(',', "").parse::<f64>().unwrap();
     assert!((5_400.0..7_200.0).contains(&rate) && line.contains("built-in rates of NVIDIA H200"), "{line}");

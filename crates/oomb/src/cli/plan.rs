@@ -94,11 +94,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// How long a step takes, as far as anything is known of the hardware.
 pub(super) fn prediction(plan: &Plan, selection: Selection, hardware: &str) -> Result<String> {
     let Some((rates, origin)) = rates::of(hardware)? else {
-        return Ok(format!("predicted nothing is known of {hardware}: measure it with oomb bench rates\n"));
+        return Ok(format!("time      not known on {hardware}: oomb bench rates measures what it takes to say\n"));
     };
     let time = plan.predict(&rates, selection);
     let rate = format_count((plan.step_tokens() as f64 / time.total()).round() as u64);
-    Ok(format!("predicted {time}; {rate} tokens/s ({origin})\n"))
+    Ok(format!("time      {time}; {rate} tokens/s ({origin})\n"))
 }
 
 /// What a GPU that is not here is taken for.

@@ -180,7 +180,7 @@ fn measured(sequences: usize, sequence_tokens: usize, chunk_tokens: usize, optim
         optimizer_state: state,
         ..large(sequence_tokens, optimizer)
     };
-    Plan::new(&request, &gpu(139.2, 110.0)).unwrap()
+    Plan::new(&request, &gpu(139.2, 110.0)).expect("a 7B shape fits")
 }
 
 #[test]

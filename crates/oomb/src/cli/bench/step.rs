@@ -127,7 +127,7 @@ impl Args {
         let repeat = Repeat { warm_up: self.warm_up, steps: self.repeat, seed: self.seed };
         let prediction = prediction(&plan, selection, &device.hardware())?;
         let report = step::run(device, plan, selection, repeat)?;
-        print!("{}{prediction}", lines(&report));
+        print!("{}{}", lines(&report), prediction.replacen("time      ", "predicted        ", 1));
         self.common.write(&report.json())
     }
 }
