@@ -110,15 +110,6 @@ impl<B: Backend> Bench<B> {
 /// Calls between two waits, at most: more only fill the driver's queue.
 const MOST_CALLS: usize = 100_000;
 
-/// The next of a reproducible series of numbers (SplitMix64, Steele et al. 2014).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,9 @@
 //! Attention over pages, forward and backward, dense or through a window, in FLOP of visible pairs only. It must not know
 //! how a kernel divides the work.
 
-use super::{Bench, Ceilings, Row, Work, random};
+use super::{Bench, Ceilings, Row, Work};
 use crate::kv::select::Selection;
+use crate::random::Random;
 use oomb_device::device::{new_tensor, tensor_from};
 use oomb_device::ops::attention::{AttentionBackward, Mask, PageRef, Pages, Part};
 use oomb_device::{Backend, DType, HostData, Result, Tensor};
@@ -187,10 +188,7 @@ impl<B: Backend> Problem<B> {
 /// The slots `0..num`, shuffled: pages of a long run lie anywhere.
 fn shuffled(num: usize, seed: u64) -> Vec<u32> {
     let mut slots: Vec<u32> = (0..num as u32).collect();
-    let mut state = seed;
-    for end in (1..num).rev() {
-        slots.swap(end, (random(&mut state) % (end as u64 + 1)) as usize);
-    }
+    Random::new(seed).shuffle(&mut slots);
     slots
 }
 

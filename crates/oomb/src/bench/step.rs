@@ -1,7 +1,7 @@
 //! Whole training steps of a model with random weights on random tokens: tokens per second, memory, and the share of the
 //! arithmetic ceiling. It must not know data or checkpoints.
 
-use super::{Ceilings, Timing, random};
+use super::{Ceilings, Timing};
 use crate::data::Sequence;
 use crate::engine::Engine;
 use crate::kv::Traffic;
@@ -9,6 +9,7 @@ use crate::kv::select::Selection;
 use crate::model::config::ModelConfig;
 use crate::model::params::{ParamId, param_specs};
 use crate::plan::Plan;
+use crate::random::Random;
 use crate::train::{self, StepLoss, Update};
 use oomb_device::ops::optim::AdamW;
 use oomb_device::{Backend, Result};
@@ -79,9 +80,9 @@ pub fn model_flops(config: &ModelConfig, selection: Selection, sequence_tokens: 
 /// If the plan is for an evaluation.
 pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Repeat) -> Result<StepReport> {
     let (model, tokens) = (plan.request.model.clone(), plan.request.sequence_tokens);
-    let mut state = repeat.seed;
+    let mut random = Random::new(repeat.seed);
     let sequences: Vec<_> = (0..plan.request.sequences_per_step)
-        .map(|_| Sequence::packed((0..tokens).map(|_| (random(&mut state) % model.vocab_size as u64) as u32).collect(), &[0]))
+        .map(|_| Sequence::packed((0..tokens).map(|_| random.below(model.vocab_size) as u32).collect(), &[0]))
         .collect();
     let mut engine = Engine::new(device, plan.clone(), selection)?;
     engine.weights.randomise(device, &model, repeat.seed);

@@ -81,7 +81,7 @@ struct Problem {
 
 impl Problem {
     fn new(sizes: AttentionSizes) -> Self {
-        let mut random = Random(8 + sizes.head_dim as u64 + sizes.ratio as u64);
+        let mut random = Random::new(8 + sizes.head_dim as u64 + sizes.ratio as u64);
         let (end, first) = (sizes.start + sizes.queries, sizes.first());
         let pages = end.div_ceil(PAGE);
         let slots = pages + SPARE_SLOTS;

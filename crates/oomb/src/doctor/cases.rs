@@ -134,7 +134,7 @@ impl Case {
 
 fn norm<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<Output>> {
     const EPS: f32 = 1e-5;
-    let (mut random, shape) = (Random(1), [rows, width]);
+    let (mut random, shape) = (Random::new(1), [rows, width]);
     let (x, dy, weight) = (random.values(rows * width), random.values(rows * width), random.values(width));
     let rstd = |row: &[f64]| 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / width as f64 + f64::from(EPS)).sqrt();
     let exact_rstd: Vec<f64> = x.chunks_exact(width).map(rstd).collect();
@@ -151,7 +151,7 @@ fn norm<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<O
 }
 
 fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Result<Vec<Output>> {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let x = rig.activation(&[rows, k], &random.values(rows * k))?;
     let w = rig.activation(&[n, k], &random.values(n * k))?;
     let dy = rig.activation(&[rows, n], &random.values(rows * n))?;
@@ -198,7 +198,7 @@ fn linear<B: Backend>(rig: &Rig<'_, B>, rows: usize, n: usize, k: usize) -> Resu
 }
 
 fn mlp<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<Output>> {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut gate_up = rig.activation(&[rows, 2 * width], &random.scaled(2 * rows * width, 4.0))?;
     let mut dy = rig.activation(&[rows, width], &random.values(rows * width))?;
     let mut y = rig.void(rig.act, &[rows, width])?;
@@ -210,7 +210,7 @@ fn mlp<B: Backend>(rig: &Rig<'_, B>, rows: usize, width: usize) -> Result<Vec<Ou
 }
 
 fn embed<B: Backend>(rig: &Rig<'_, B>, rows: usize, vocabulary: usize, width: usize) -> Result<Vec<Output>> {
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     let table = rig.activation(&[vocabulary, width], &random.values(vocabulary * width))?;
     let ids = rig.ids(&random.ids(rows, vocabulary as u32))?;
     let dx = rig.activation(&[rows, width], &random.values(rows * width))?;
@@ -225,7 +225,7 @@ fn embed<B: Backend>(rig: &Rig<'_, B>, rows: usize, vocabulary: usize, width: us
 }
 
 fn loss<B: Backend>(rig: &Rig<'_, B>, rows: usize, vocabulary: usize) -> Result<Vec<Output>> {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let mut logits = rig.activation(&[rows, vocabulary], &random.scaled(rows * vocabulary, 16.0))?;
     let mut labels = random.ids(rows, vocabulary as u32);
     labels[rows / 2] = IGNORE;
@@ -240,7 +240,7 @@ fn loss<B: Backend>(rig: &Rig<'_, B>, rows: usize, vocabulary: usize) -> Result<
 }
 
 fn optim<B: Backend>(rig: &Rig<'_, B>, len: usize) -> Result<Vec<Output>> {
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     let mut out = Outputs::new(rig);
     let (values, shape) = (random.values(len), [len]);
     let mut filled = rig.void(rig.act, &shape)?;
@@ -276,7 +276,7 @@ fn optim<B: Backend>(rig: &Rig<'_, B>, len: usize) -> Result<Vec<Output>> {
 }
 
 fn rope<B: Backend>(rig: &Rig<'_, B>, rows: usize, (heads, kv_heads): (usize, usize), head_dim: usize) -> Result<Vec<Output>> {
-    let (mut random, half) = (Random(7), head_dim / 2);
+    let (mut random, half) = (Random::new(7), head_dim / 2);
     // The last positions of a sequence of 4M tokens, where f32 angles would be noise.
     let positions: Vec<u32> = (0..rows as u32).map(|t| if t < 5 { t } else { 4_194_304 - t }).collect();
     let inv_freq: Vec<f64> = (0..half).map(|d| 1e6f64.powf(-(d as f64) / half as f64)).collect();

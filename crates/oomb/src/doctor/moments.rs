@@ -9,7 +9,7 @@ use oomb_device::{Backend, DType, Result};
 
 /// Every device draws the same random bits, and rounds alike but where it lies within a rounding of f32 from a draw.
 pub(super) fn run<B: Backend>(rig: &Rig<'_, B>, len: usize) -> Result<Vec<Output>> {
-    let (mut random, shape, mut out) = (Random(9), [len], Outputs::new(rig));
+    let (mut random, shape, mut out) = (Random::new(9), [len], Outputs::new(rig));
     for (dtype, with_master, names) in [
         (DType::Bf16, true, ["w, bf16 moments", "m, bf16", "v, bf16"]),
         (DType::U8, false, ["w, 8-bit moments, no master", "m, 8 bits", "v, 8 bits"]),

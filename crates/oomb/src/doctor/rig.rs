@@ -1,6 +1,7 @@
 //! A device, shorthands for its tensors, and values that every device holds exactly. It must not know any op.
 
 use super::Kind;
+use crate::random;
 use half::bf16;
 use oomb_device::device::tensor_from;
 use oomb_device::{Backend, DType, HostData, Result, Tensor};
@@ -95,15 +96,12 @@ impl<'a, B: Backend> Outputs<'a, B> {
     }
 }
 
-/// A reproducible series of numbers (SplitMix64, Steele et al. 2014).
-pub(super) struct Random(pub(super) u64);
+/// A reproducible series of values for tensors.
+pub(super) struct Random(random::Random);
 
 impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+    pub(super) fn new(seed: u64) -> Self {
+        Self(random::Random::new(seed))
     }
 
     /// Uniform in (-1, 1), each exactly a bf16, so that every device starts from the same numbers.
@@ -113,19 +111,17 @@ impl Random {
 
     /// The same times a power of two.
     pub(super) fn scaled(&mut self, len: usize, scale: f64) -> Vec<f64> {
-        (0..len)
-            .map(|_| scale * bf16::from_f64(0.99 * ((self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0)).to_f64())
-            .collect()
+        (0..len).map(|_| scale * bf16::from_f64(0.99 * (2.0 * self.0.unit() - 1.0)).to_f64()).collect()
     }
 
     /// Below `end`.
     pub(super) fn ids(&mut self, len: usize, end: u32) -> Vec<u32> {
-        (0..len).map(|_| (self.bits() % u64::from(end)) as u32).collect()
+        (0..len).map(|_| (self.0.bits() % u64::from(end)) as u32).collect()
     }
 
     /// `num` distinct slots of `of`, in random order.
     pub(super) fn slots(&mut self, num: usize, of: usize) -> Vec<u32> {
-        let mut slots: Vec<_> = (0..of as u32).map(|slot| (self.bits(), slot)).collect();
+        let mut slots: Vec<_> = (0..of as u32).map(|slot| (self.0.bits(), slot)).collect();
         slots.sort_unstable();
         slots.into_iter().take(num).map(|(_, slot)| slot).collect()
     }

@@ -121,7 +121,7 @@ impl Plan {
         sum
     }
 
-    fn num_chunks(&self) -> usize {
+    pub(super) fn num_chunks(&self) -> usize {
         self.request.pass_tokens().div_ceil(self.request.chunk_tokens)
     }
 

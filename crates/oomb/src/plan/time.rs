@@ -112,7 +112,7 @@ impl Plan {
         let flop = 2.0 * forward + weight_gradients + passes * again.products;
 
         // Each chunk reads and writes every matrix's gradient, each tile of the loss that of the head; a step's first only writes.
-        let chunks = (request.pass_tokens() as f64 / chunk_tokens(request) as f64).ceil();
+        let chunks = self.num_chunks() as f64;
         let tiles = chunks * (chunk_tokens(request) as f64 / self.loss_tile_tokens as f64).ceil();
         let gradient_bytes = match request.lora {
             Some(_) => 8.0 * trained * passes * chunks,
@@ -157,20 +157,19 @@ impl Plan {
     /// forward and backward, then with their gradients, and gradients go out again; what chunks keep on the host goes once each way.
     fn copied_bytes(&self, seen: f64) -> f64 {
         let (request, model) = (&self.request, &self.request.model);
-        let (chunks, tokens) = (request.pass_tokens().div_ceil(chunk_tokens(request)), chunk_tokens(request) as f64);
+        let (num_chunks, tokens) = (self.num_chunks(), chunk_tokens(request) as f64);
         let resident = (self.layout.resident_groups * request.group_pages * request.page_tokens) as f64;
         let elements = (2 * model.num_kv_heads * model.head_dim * model.num_layers) as f64;
         let [kv, grads] =
             [self.machine.compute_dtype, request.grad_dtype].map(|dtype| elements * self.machine.bytes_of(dtype) as f64);
         let streamed = |chunk: usize| ((chunk + 1) as f64 * tokens - resident).max(0.0) * seen;
-        let num_chunks = chunks;
         let of_chunk = |chunk: usize| {
             let place = self.place(chunk, num_chunks);
             let last = chunk + 1 == num_chunks;
             let forwards = if last || place.set > 0 || place.attention.is_some() { 1.0 } else { 2.0 };
             streamed(chunk) * (forwards * kv + kv + grads)
         };
-        let pages: f64 = (0..chunks).map(of_chunk).sum();
+        let pages: f64 = (0..num_chunks).map(of_chunk).sum();
         let kept: u64 =
             self.buffers.iter().filter(|b| b.tier == Tier::Host && b.name.starts_with("activations.")).map(|b| b.bytes).sum();
         pages + kept as f64
