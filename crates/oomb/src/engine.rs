@@ -248,11 +248,11 @@ impl<B: Backend> Engine<B> {
         self.host.fetch(&self.device, next.place, layer, &acts);
     }
 
-    /// Bytes moved between host and device so far: pages, activations and the optimizer's state.
+    /// What moved between host and device so far: pages, activations, optimizer state.
     pub fn traffic(&self) -> Traffic {
-        let (pages, [out_bytes, in_bytes]) = (self.store.traffic(), self.host.moved);
         let state = self.optimizer.as_ref().map_or_else(Traffic::default, |state| state.traffic);
-        Traffic { in_bytes: pages.in_bytes + in_bytes + state.in_bytes, out_bytes: pages.out_bytes + out_bytes + state.out_bytes }
+        let [out_bytes, in_bytes] = self.host.moved;
+        self.store.traffic() + state + Traffic { in_bytes, out_bytes, ..Traffic::default() }
     }
 
     /// A chunk's angles into the rotation table, which all chunks share.

@@ -63,13 +63,50 @@ pub struct KvMemory<B: Backend> {
     pub host: Option<B::HostBuffer>,
 }
 
-/// Bytes moved since the store was made.
+/// What moved between host and device, and what need not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Host to device.
     pub in_bytes: u64,
     /// Device to host.
     pub out_bytes: u64,
+    /// Pages of keys and values that attention calls read.
+    pub pages_read: u64,
+    /// How many of those had to come from the host for it.
+    pub pages_fetched: u64,
+}
+
+impl Traffic {
+    /// Share of the pages read that were on the device already; `None` where none was read.
+    pub fn hit_rate(&self) -> Option<f64> {
+        (self.pages_read > 0).then(|| 1.0 - self.pages_fetched as f64 / self.pages_read as f64)
+    }
+}
+
+impl std::ops::Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            in_bytes: self.in_bytes + other.in_bytes,
+            out_bytes: self.out_bytes + other.out_bytes,
+            pages_read: self.pages_read + other.pages_read,
+            pages_fetched: self.pages_fetched + other.pages_fetched,
+        }
+    }
+}
+
+impl std::ops::Sub for Traffic {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            in_bytes: self.in_bytes - earlier.in_bytes,
+            out_bytes: self.out_bytes - earlier.out_bytes,
+            pages_read: self.pages_read - earlier.pages_read,
+            pages_fetched: self.pages_fetched - earlier.pages_fetched,
+        }
+    }
 }
 
 /// Keys, values and their gradients of one sequence.
@@ -230,14 +267,10 @@ impl<B: Backend> Store<B> {
         }
     }
 
-    /// Bytes moved so far.
+    /// What moved so far; pages counted are those of keys and values.
     pub fn traffic(&self) -> Traffic {
-        let mut traffic = self.kv.traffic;
-        if let Some(grads) = &self.grads {
-            traffic.in_bytes += grads.traffic.in_bytes;
-            traffic.out_bytes += grads.traffic.out_bytes;
-        }
-        traffic
+        let grads = self.grads.as_ref().map_or_else(Traffic::default, |grads| grads.traffic);
+        self.kv.traffic + Traffic { pages_read: 0, pages_fetched: 0, ..grads }
     }
 
     fn start_access(&mut self) -> Access {
@@ -272,6 +305,7 @@ impl<B: Backend> Store<B> {
         } else {
             assert!(self.try_pin(layer, mode, batch), "no device slot for layer {layer}, {batch:?}: the plan is too small");
         }
+        self.kv.traffic.pages_read += u64::from(batch.mask.count_ones());
         self.kv.ready(&self.device, layer, batch);
         if let (Mode::Backward, Some(grads)) = (mode, &mut self.grads) {
             grads.ready_or_zero(&self.device, layer, batch);

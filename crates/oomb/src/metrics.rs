@@ -41,6 +41,15 @@ pub struct Record {
     pub device_bytes: u64,
     /// Page-locked host memory allocated, bytes.
     pub host_bytes: u64,
+    /// Bytes that came to the device in this step: pages, activations kept on the host, optimizer state; only where any did.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub in_bytes: u64,
+    /// Bytes that went to the host.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub out_bytes: u64,
+    /// Share of the pages of keys and values read in this step that were on the device already; only where not all were.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub page_hit_rate: Option<f64>,
     /// Passes over the data so far, with the fraction of the present one.
     pub epoch: f64,
     /// Mean over all labels of the validation sequences, nats; only where it was measured after this step.
@@ -49,6 +58,10 @@ pub struct Record {
     /// Loss or gradient were not finite, and the weights were left as they were (`run.on_not_finite`); only where so.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub skipped: bool,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// JSON has no NaN: it is written as `null`.

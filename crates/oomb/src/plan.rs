@@ -180,6 +180,11 @@ impl Request {
         slab_layout(&trained_specs(&self.model, self.lora.as_ref())).0
     }
 
+    /// The most that [`Self::device_budget`] has a use for: all pages and their gradients; bytes.
+    pub fn largest_budget(&self, machine: &Machine) -> u64 {
+        self.shape().all_frames() as u64 * self.frame_bytes(machine)
+    }
+
     fn shape(&self) -> KvShape {
         KvShape {
             num_layers: self.model.num_layers,

@@ -12,6 +12,7 @@ use crate::config::{
 };
 use crate::data::Windows;
 use crate::engine::{Engine, machine};
+use crate::kv::Traffic;
 use crate::kv::select::Selection;
 use crate::model::activations::Keep;
 use crate::model::config::ModelConfig;
@@ -48,6 +49,8 @@ pub struct StepRecord {
     pub device_bytes: u64,
     /// Pinned host bytes allocated.
     pub host_bytes: u64,
+    /// Between host and device in this step.
+    pub traffic: Traffic,
 }
 
 /// What came of an optimizer step.

@@ -97,6 +97,13 @@ fn step_allocates_as_planned_and_streams_within_a_budget() {
     assert!(text.contains("kv.pages.host"), "{text}");
     assert_eq!(streamed["planned_device_bytes"], streamed["allocated_device_bytes"]);
     assert!(streamed["in_bytes_per_step"].as_u64().unwrap() > 0 && streamed["out_bytes_per_step"].as_u64().unwrap() > 0);
+    let one_page = ["--group-pages", "1", "--offload"];
+    let (text, on) = bench(&[&size[..], &one_page, &["on"]].concat());
+    let (in_bytes, hits) = (on["in_bytes_per_step"].as_u64().unwrap(), on["page_hit_rate"].as_f64().unwrap());
+    assert!(in_bytes >= streamed["in_bytes_per_step"].as_u64().unwrap() && hits < 1.0, "{in_bytes} {hits}");
+    assert!(text.contains("of the pages read ") && text.contains("0 of 16 groups"), "{text}");
+    let (_, off) = bench(&[&size[..], &one_page, &["off"]].concat());
+    assert_eq!((&off["in_bytes_per_step"], &off["page_hit_rate"]), (&0.into(), &1.0.into()));
     let (_, resident) = bench(&size);
     // Same seed, same tokens and weights: where pages live changes nothing but the order of f32 sums over groups.
     for key in ["loss", "grad_norm"] {

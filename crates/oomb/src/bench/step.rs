@@ -103,8 +103,7 @@ pub fn run<B: Backend>(device: &B, plan: Plan, selection: Selection, repeat: Rep
             seconds.push(started.elapsed().as_secs_f64());
             update_seconds.push(updating.elapsed().as_secs_f64());
         }
-        let after = engine.traffic();
-        traffic = Traffic { in_bytes: after.in_bytes - before.in_bytes, out_bytes: after.out_bytes - before.out_bytes };
+        traffic = engine.traffic() - before;
         last = Some(loss);
     }
     let (total, free) = device.memory();
@@ -173,6 +172,7 @@ impl StepReport {
             "pinned_bytes": self.pinned_bytes,
             "in_bytes_per_step": self.traffic.in_bytes,
             "out_bytes_per_step": self.traffic.out_bytes,
+            "page_hit_rate": self.traffic.hit_rate(),
         })
     }
 }

@@ -238,6 +238,7 @@ impl<B: Backend> Cache<B> {
         for event in [&frame.computed, &frame.saved, &self.homes[home].saved].into_iter().flatten() {
             device.wait(Stream::In, event);
         }
+        self.traffic.pages_fetched += u64::from(missing.count_ones());
         let page_bytes = self.page_bytes();
         for (page, run) in runs(missing) {
             let bytes = run as u64 * page_bytes;

@@ -77,6 +77,13 @@ impl<W: Write> EventFile<W> {
         scalar("memory_gib/device", record.device_bytes as f64 / GIB);
         scalar("memory_gib/host", record.host_bytes as f64 / GIB);
         scalar("epoch", record.epoch);
+        if record.in_bytes + record.out_bytes > 0 {
+            scalar("moved_gib/in", record.in_bytes as f64 / GIB);
+            scalar("moved_gib/out", record.out_bytes as f64 / GIB);
+        }
+        if let Some(rate) = record.page_hit_rate {
+            scalar("page_hit_rate", rate);
+        }
         let mut event = Message::default();
         event.double(1, wall_time);
         event.varint(2, record.step as u64);

@@ -155,7 +155,7 @@ impl<B: Backend> Run<B> {
         let steps = self.config.run.steps;
         while self.state.step < steps {
             let step = self.state.step + 1;
-            let started = Instant::now();
+            let (started, before) = (Instant::now(), self.engine.traffic());
             let (loss, problem) = self.step(step)?;
             let record = StepRecord {
                 step,
@@ -166,6 +166,7 @@ impl<B: Backend> Run<B> {
                 epochs: self.order.epochs(),
                 device_bytes: self.engine.device.device_bytes() + self.engine.device.workspace_bytes(),
                 host_bytes: self.engine.device.pinned_bytes(),
+                traffic: self.engine.traffic() - before,
             };
             let due = step.is_multiple_of(self.config.run.validate_every.max(1)) || step == steps;
             let validation = if due { self.validate()? } else { None };

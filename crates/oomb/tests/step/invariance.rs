@@ -128,6 +128,8 @@ fn delays_and_poison_change_no_bit() {
                 let outcome = outcome(&mut engine, &sequences);
                 let traffic = engine.store.traffic();
                 assert!(traffic.in_bytes > 0 && traffic.out_bytes > 0, "nothing moved: {traffic:?}");
+                let rate = traffic.hit_rate().expect("pages were read");
+                assert!(traffic.pages_fetched > 0 && (0.0..1.0).contains(&rate), "{traffic:?}");
                 outcome
             };
             let plain = run(None, Poison::Off);

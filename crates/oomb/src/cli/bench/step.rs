@@ -48,6 +48,10 @@ pub(crate) struct Args {
     /// Device memory for pages and their gradients; what is left where nothing is said
     #[arg(long, value_parser = bytes)]
     device_budget: Option<u64>,
+    /// On: only the pages in use are on the device, all others stream. Off: all of them are, or the step is refused. As fits
+    /// where nothing is said
+    #[arg(long, value_enum, conflicts_with = "device_budget")]
+    offload: Option<Offload>,
     /// Device memory for activations of more chunks than one; what is left where nothing is said
     #[arg(long, value_parser = bytes_or_none)]
     keep_budget: Option<u64>,
@@ -101,6 +105,12 @@ enum Keep {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Offload {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Optimizer {
     None,
     Adamw,
@@ -117,9 +127,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 impl Args {
     fn run_on<B: Backend>(&self, device: &B) -> Result<()> {
-        let request = self.request(is_cpu(device))?;
+        let (mut request, machine) = (self.request(is_cpu(device))?, run::this_machine(device)?);
         self.common.check()?;
-        let plan = Plan::new(&request, &run::this_machine(device)?)?;
+        match self.offload {
+            Some(Offload::On) => request.device_budget = Some(request.smallest_budget(&machine)),
+            Some(Offload::Off) => request.device_budget = Some(request.largest_budget(&machine)),
+            None => {}
+        }
+        let plan = Plan::new(&request, &machine)?;
         if self.plan {
             print!("{plan}\n\n");
         }
@@ -192,6 +207,10 @@ fn lines(report: &StepReport) -> String {
     let keep = plan.keep.map_or("-".to_owned(), |keep| format!("{keep:?}").to_lowercase());
     let allocated = report.allocated_bytes + plan.machine.workspace_bytes;
     let count = |count: f64| format_count(count.round() as u64);
+    let hits = report
+        .traffic
+        .hit_rate()
+        .map_or_else(String::new, |rate| format!("; of the pages read {:.1} % were on the device", 100.0 * rate));
     let in_use = match plan.machine.shared {
         true => String::new(),
         false => format!(", in use by all programs {}", Bytes(report.in_use_bytes)),
@@ -206,7 +225,7 @@ fn lines(report: &StepReport) -> String {
         format!("model FLOP/s     {rate:.2} TFLOP/s, of the ceiling {share}"),
         format!("device memory    planned {}, allocated {}{in_use}", Bytes(plan.device_bytes()), Bytes(allocated)),
         format!("host memory      planned {}, pinned {}", Bytes(plan.bytes(Tier::Host)), Bytes(report.pinned_bytes)),
-        format!("moved per step   in {}, out {}", Bytes(report.traffic.in_bytes), Bytes(report.traffic.out_bytes)),
+        format!("moved per step   in {}, out {}{hits}", Bytes(report.traffic.in_bytes), Bytes(report.traffic.out_bytes)),
         format!("loss             {:.4}, gradient norm {:.4}", report.loss.loss, report.loss.grad_norm),
         String::new(),
     ]
