@@ -92,7 +92,7 @@ fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Res
         Beginning::After(checkpoint) => run::with_state_of(&config, &checkpoint.saved),
         _ => config.clone(),
     };
-    let mut run = Run::new(device, &run::this_machine(device)?, planned, files, data)?;
+    let mut run = Run::new(device, &run::this_machine(device)?, planned, files, data, tell_of_pinning)?;
     let folder = &config.run.out;
     let _lock = if beginning == Beginning::New {
         run_folder::create(&config)?;
@@ -116,6 +116,15 @@ fn train_on<B: Backend>(device: &B, config: Config, beginning: Beginning) -> Res
     let trained = trained.with_context(|| format!("training is done, but the {name} could not be saved"))?;
     println!("{name} in {}", trained.display());
     Ok(None)
+}
+
+/// Page-locking goes at some 2 GB/s, and nothing else shows meanwhile.
+fn tell_of_pinning(plan: &Plan) {
+    const A_MOMENT: u64 = 4 << 30;
+    let bytes = plan.bytes(Tier::Host);
+    if bytes >= A_MOMENT && !plan.machine.shared {
+        eprintln!("note: page-locking {} of host memory first", Bytes(bytes));
+    }
 }
 
 /// Brings the run and its folder to the point from which it goes on; the steps that are done.

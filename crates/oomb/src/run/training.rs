@@ -41,7 +41,7 @@ pub struct Run<B: Backend> {
 }
 
 impl<B: Backend> Run<B> {
-    /// Plans, allocates, and loads or makes the weights.
+    /// Plans, tells `planned`, allocates, and loads or makes the weights.
     ///
     /// # Errors
     /// If the data does not suit the model, the plan does not fit `machine`, or the device fails.
@@ -51,6 +51,7 @@ impl<B: Backend> Run<B> {
         config: Config,
         files: ModelFiles,
         data: (Sources, Option<Windows>),
+        planned: impl FnOnce(&Plan),
     ) -> Result<Self> {
         let (train, validation) = data;
         for windows in train.windows().chain(&validation) {
@@ -61,6 +62,7 @@ impl<B: Backend> Run<B> {
         let lora = config.lora.as_ref().map(|settings| Lora::open(settings, &files.config)).transpose()?;
         let request = Request { lora: lora.as_ref().map(|lora| lora.config().clone()), ..request(&config, &files.config) };
         let plan = super::plan(&config, &request, machine, &device.hardware())?;
+        planned(&plan);
         let mut engine = Engine::new(device, plan, config.kv.selection)?;
         load_weights(&mut engine, &files, config.run.seed)?;
         if let Some(lora) = lora {
