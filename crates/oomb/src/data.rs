@@ -1,6 +1,7 @@
 //! From documents to sequences with labels: tokenizers, prepared token shards, windows over them and their order. It must
 //! not know models or the schedule.
 
+mod bytes;
 pub mod chat;
 mod dataset;
 mod error;

@@ -66,8 +66,14 @@ fn from_a_run_to_text_and_scores() {
         let (code, stdout, stderr) = generate(args);
         assert!(code == 1 && stdout.is_empty() && stderr.contains(wanted), "{stderr}");
     }
-    let (code, _, stderr) = oomb(dir, &["generate", "--run", "run", "--prompt", "x"]);
+    // The model's folder says that it reads bytes; one that says nothing is not guessed at.
+    let plain = ["generate", "--run", "run", "--prompt", "x", "--max-tokens", "3", "--set", "run.device=cpu"];
+    let (code, _, stderr) = oomb(dir, &plain);
+    assert_eq!(code, 0, "{stderr}");
+    std::fs::rename(dir.join("run/model/tokenizer.json"), dir.join("aside.json")).unwrap();
+    let (code, _, stderr) = oomb(dir, &plain);
     assert!(code == 1 && stderr.contains("has no tokenizer.json: give --tokenizer"), "{stderr}");
+    std::fs::rename(dir.join("aside.json"), dir.join("run/model/tokenizer.json")).unwrap();
 
     let eval = ["eval", "--model", "run/model"];
     let data = ["--data", "text.txt", "--sequence-tokens", "200", "--json", "loss.json", "--svg", "loss.svg"];

@@ -62,8 +62,8 @@ const ORDER: [(&str, &[&str]); 23] = [
     ("positions", &["plot"]),
     ("tasks", &["data", "plot", "random"]),
     ("plot", &[]),
+    ("model", &["random"]),
     ("random", &[]),
-    ("model", &[]),
     ("kv", &[]),
 ];
 

@@ -141,9 +141,7 @@ pub fn prepare(request: &PrepareRequest<'_>, report: &mut dyn FnMut(Advance)) ->
         shards: work.writer.shards,
         files,
     };
-    if let Some(file) = request.tokenizer.file() {
-        fs::copy(file, staging.path.join("tokenizer.json")).map_err(Error::io("copy", file))?;
-    }
+    request.tokenizer.write(&staging.path.join("tokenizer.json"))?;
     write_index(&staging.path, &index)?;
     staging.publish(request.out)?;
     Ok(Prepared::Written { dataset: Dataset::open(request.out)?, left_out })

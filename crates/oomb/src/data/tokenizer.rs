@@ -1,5 +1,6 @@
 //! Text to token ids: bytes, or a Hugging Face `tokenizer.json`. It must not know files of text or shards.
 
+use super::bytes::tokenizer_json;
 use super::error::{Error, Result};
 use crate::config::TokenizerSource;
 use serde::{Deserialize, Serialize};
@@ -44,19 +45,24 @@ enum Kind {
 }
 
 impl Tokenizer {
+    const BYTES: Self = Self { kind: Kind::Bytes, identity: TokenizerIdentity::Bytes };
+
     /// Loads the tokenizer that a configuration names.
     ///
     /// # Errors
     /// If the file is missing, or is not a tokenizer.
     pub fn load(source: &TokenizerSource) -> Result<Self> {
         let given = match source {
-            TokenizerSource::Bytes => return Ok(Self { kind: Kind::Bytes, identity: TokenizerIdentity::Bytes }),
+            TokenizerSource::Bytes => return Ok(Self::BYTES),
             TokenizerSource::Path(path) => path,
         };
         let path = if given.is_dir() { given.join("tokenizer.json") } else { given.clone() };
         let wrong = |detail: String| Error::Tokenizer { path: path.clone(), detail };
         let content = std::fs::read(&path)
             .map_err(|e| wrong(format!("cannot read it: {e}; give \"bytes\", a tokenizer.json, or a folder that has one")))?;
+        if content == tokenizer_json().as_bytes() {
+            return Ok(Self::BYTES);
+        }
         let not_one = |detail: String| wrong(format!("not a tokenizer.json: {detail}"));
         // The library panics at some texts that are no JSON: they are refused before it sees them.
         serde_json::from_slice::<serde::de::IgnoredAny>(&content).map_err(|e| not_one(e.to_string()))?;
@@ -83,6 +89,17 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => 256,
             Kind::HuggingFace { vocab_size, .. } => *vocab_size,
+        }
+    }
+
+    /// Writes it as a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        match self.file() {
+            Some(file) => std::fs::copy(file, path).map(drop).map_err(Error::io("copy", file)),
+            None => std::fs::write(path, tokenizer_json()).map_err(Error::io("write", path)),
         }
     }
 

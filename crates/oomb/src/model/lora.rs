@@ -3,6 +3,7 @@
 
 use super::config::ModelConfig;
 use super::params::{LayerParam, ParamId, ParamSpec, param_specs};
+use crate::random::Random;
 use std::ops::Range;
 
 /// A projection that can have an adapter.
@@ -140,7 +141,7 @@ pub fn trained_specs(config: &ModelConfig, lora: Option<&LoraConfig>) -> Vec<Par
 
 /// What parameter number `index` of [`lora_specs`] starts from, as in PEFT: b is zero, so that training starts from the base;
 /// a is uniform within `±1/√inputs` (torch's `kaiming_uniform_` with `a = √5`). Element `i` is a function of
-/// `(seed, index, i)` alone: the upper 53 bits of SplitMix64's output number `i` from the state `seed + index · 2^32`.
+/// `(seed, index, i)` alone: number `i` of the stream of `seed + index · 2^32`.
 ///
 /// # Panics
 /// If it is no parameter of an adapter.
@@ -149,18 +150,9 @@ pub fn initial_values(spec: &ParamSpec, index: usize, seed: u64) -> Vec<f32> {
         ParamId::Layer(_, LayerParam::Lora(_, Factor::B)) => vec![0.0; spec.len()],
         ParamId::Layer(_, LayerParam::Lora(_, Factor::A)) => {
             let bound = 1.0 / (spec.shape[1] as f64).sqrt();
-            let state = seed.wrapping_add((index as u64) << 32);
-            let unit = |i: usize| (splitmix64(state, i as u64 + 1) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
-            (0..spec.len()).map(|i| (bound * unit(i)) as f32).collect()
+            let mut random = Random::new(seed.wrapping_add((index as u64) << 32));
+            (0..spec.len()).map(|_| (bound * (2.0 * random.unit() - 1.0)) as f32).collect()
         }
         id => panic!("{id:?} is no parameter of an adapter"),
     }
-}
-
-/// Output number `n` of SplitMix64 (Steele, Lea, Flood 2014).
-fn splitmix64(state: u64, n: u64) -> u64 {
-    let z = state.wrapping_add(n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
